@@ -1,0 +1,74 @@
+// Package cubeapi is the wire of layers 1 and 2: the paths, headers, JSON
+// shapes and words of the HTTP faces of master and template centre, and the
+// clients that speak them.
+//
+// It translates; it decides nothing. Names are those of spec/template-center
+// and facts/template-centre 1, so that existing tools work unchanged. Wire
+// words (READY, PENDING) exist only in wire.go of this package.
+package cubeapi
+
+import "github.com/paddock-dev/paddock/internal/fault"
+
+// Headers.
+const (
+	HeaderAPIKey        = "X-API-KEY"
+	HeaderCallbackToken = "X-Cube-Template-Callback-Token" // master <-> template centre
+	HeaderHostToken     = "X-Paddock-Host-Token"           // cubelet -> master
+	HeaderArtifactToken = "X-Cube-Artifact-Token"          // cubelet -> artifact download
+	HeaderArtifactID    = "X-Cube-Artifact-Id"
+	HeaderRequestID     = "X-Request-Id"
+)
+
+// Paths of the master.
+const (
+	PathTemplate         = "/cube/template"
+	PathAlias            = "/cube/template/{template_id}/alias"
+	PathFromImage        = "/cube/template/from-image"
+	PathBuildStatus      = "/cube/template/build/{build_id}/status"
+	PathArtifactDownload = "/cube/template/artifact/download"
+	PathRootfsArtifact   = "/cube/rootfs-artifact"
+	PathSandbox          = "/cube/sandbox"
+	PathSandboxList      = "/cube/sandbox/list"
+	PathSandboxInfo      = "/cube/sandbox/info"
+	PathSandboxExec      = "/cube/sandbox/exec"
+	PathSandboxFiles     = "/cube/sandbox/files"
+	PathJobStatus        = "/internal/template/jobs/{job_id}/status"
+	PathHosts            = "/internal/meta/nodes"
+	PathHostRegister     = "/internal/meta/nodes/register"
+	PathHostStatus       = "/internal/meta/nodes/{node_id}/status"
+	PathHost             = "/internal/meta/nodes/{node_id}"
+	PathMasterHealth     = "/notify/health"
+	PathMetrics          = "/metrics"
+)
+
+// Paths of the template centre.
+const (
+	PathTCBuild          = "/tc/api/v1/build"
+	PathTCArtifactDelete = "/tc/api/v1/artifact/delete"
+	PathTCHealth         = "/health"
+)
+
+// Ret is the outcome that every answer of a /cube/ path carries (facts 1.1).
+// The HTTP status says the same thing truly.
+type Ret struct {
+	Code    int    `json:"ret_code"`
+	Message string `json:"ret_msg"`
+}
+
+// Envelope is what every answer of a /cube/ path begins with.
+type Envelope struct {
+	RequestID string        `json:"requestID"`
+	Ret       Ret           `json:"ret"`
+	Error     *fault.Detail `json:"error,omitempty"`
+}
+
+// OK returns the envelope of a success.
+func OK(requestID string) Envelope {
+	return Envelope{RequestID: requestID, Ret: Ret{Code: 200, Message: "success"}}
+}
+
+// Refuse returns the envelope of a failure.
+func Refuse(requestID string, err error) Envelope {
+	d := fault.DetailOf(err)
+	return Envelope{RequestID: requestID, Ret: Ret{Code: fault.Of(err).RetCode(), Message: d.Message}, Error: &d}
+}

@@ -1,0 +1,110 @@
+package cubeapi
+
+import "github.com/paddock-dev/paddock/internal/fault"
+
+// SandboxCreateRequest asks for a sandbox (facts/scheduler-and-sandbox 1.3).
+// The template is named by id or alias, in template_id or in the annotation
+// cube.master.appsnapshot.template.id.
+type SandboxCreateRequest struct {
+	RequestID    string            `json:"requestID"`
+	TemplateID   string            `json:"template_id,omitempty"`
+	InstanceType string            `json:"instance_type,omitempty"`
+	Timeout      *int64            `json:"timeout,omitempty"` // idle time to live in seconds
+	Annotations  map[string]string `json:"annotations,omitempty"`
+	Labels       map[string]string `json:"labels,omitempty"`
+	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
+	Containers   []Container       `json:"containers,omitempty"`
+	Scope        []string          `json:"distribution_scope,omitempty"`
+}
+
+// Container is one container of a create request, as far as it is used.
+type Container struct {
+	Name      string     `json:"name,omitempty"`
+	Command   []string   `json:"command,omitempty"`
+	Args      []string   `json:"args,omitempty"`
+	Envs      []KeyValue `json:"envs,omitempty"`
+	Resources *Quantity  `json:"resources,omitempty"`
+}
+
+// AnnotationTemplate names the template in an annotation (facts 1.4).
+const AnnotationTemplate = "cube.master.appsnapshot.template.id"
+
+// SandboxAnswer carries one sandbox.
+type SandboxAnswer struct {
+	Envelope
+	SandboxID string `json:"sandbox_id,omitempty"`
+	SandboxIP string `json:"sandbox_ip,omitempty"`
+	HostID    string `json:"host_id,omitempty"`
+	HostIP    string `json:"host_ip,omitempty"`
+	// ExtInfo has cube-e2e (ms) and the steps of the create, in milliseconds.
+	ExtInfo map[string]string `json:"ext_info,omitempty"`
+	Sandbox *Sandbox          `json:"sandbox,omitempty"`
+}
+
+// Sandbox is a sandbox as shown.
+type Sandbox struct {
+	SandboxID  string            `json:"sandbox_id"`
+	Status     string            `json:"status"`
+	HostID     string            `json:"host_id,omitempty"`
+	TemplateID string            `json:"template_id"`
+	SandboxIP  string            `json:"sandbox_ip,omitempty"`
+	MilliCPU   int64             `json:"milli_cpu"`
+	MemBytes   int64             `json:"mem_bytes"`
+	DiskBytes  int64             `json:"disk_bytes"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Reason     string            `json:"reason,omitempty"`
+	CreatedAt  string            `json:"created_at"`
+}
+
+// SandboxListAnswer carries sandboxes, newest first. Partial names the hosts
+// that did not answer: their sandboxes are shown as the rows have them.
+type SandboxListAnswer struct {
+	Envelope
+	Data    []Sandbox `json:"data"`
+	Partial []string  `json:"partial,omitempty"`
+}
+
+// SandboxDeleteRequest names what to delete.
+type SandboxDeleteRequest struct {
+	RequestID string `json:"requestID"`
+	SandboxID string `json:"sandbox_id"`
+}
+
+// ExecRequest runs one command. The answer is a stream of ExecEvent, one JSON
+// object a line (application/x-ndjson), ending with exit or error.
+type ExecRequest struct {
+	RequestID string            `json:"requestID"`
+	SandboxID string            `json:"sandbox_id"`
+	Command   []string          `json:"command"`
+	Envs      map[string]string `json:"envs,omitempty"`
+	Cwd       string            `json:"cwd,omitempty"`
+	User      string            `json:"user,omitempty"`
+	Stdin     []byte            `json:"stdin,omitempty"`
+	// TimeoutMS ends the process; 0: 60 s.
+	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+}
+
+// ExecEvent is one line of the stream; one field is set.
+type ExecEvent struct {
+	PID    uint32        `json:"pid,omitempty"`
+	Stdout []byte        `json:"stdout,omitempty"`
+	Stderr []byte        `json:"stderr,omitempty"`
+	Exit   *ExecExit     `json:"exit,omitempty"`
+	Error  *fault.Detail `json:"error,omitempty"`
+}
+
+// ExecExit is how a command ended.
+type ExecExit struct {
+	Code   int    `json:"code"`
+	Signal string `json:"signal,omitempty"`
+}
+
+// Files: GET PathSandboxFiles?sandbox_id=&path=&user= answers the bytes; PUT
+// with the same query stores the body and answers FileAnswer.
+
+// FileAnswer confirms a written file.
+type FileAnswer struct {
+	Envelope
+	Path         string `json:"path"`
+	WrittenBytes int64  `json:"written_bytes"`
+}

@@ -1,0 +1,219 @@
+package cubeapi
+
+import "github.com/paddock-dev/paddock/internal/fault"
+
+// FromImageRequest asks for a template made of an image (facts 1.3).
+type FromImageRequest struct {
+	RequestID         string             `json:"requestID"`
+	SourceImageRef    string             `json:"source_image_ref"`
+	RegistryUsername  string             `json:"registry_username,omitempty"`
+	RegistryPassword  string             `json:"registry_password,omitempty"` // never stored, never logged
+	Alias             string             `json:"alias,omitempty"`
+	InstanceType      string             `json:"instance_type,omitempty"` // default cubebox
+	NetworkType       string             `json:"network_type,omitempty"`  // default tap
+	WritableLayerSize string             `json:"writable_layer_size"`     // 1G, 20Gi, 512Mi; a bare number counts in Gi
+	ExposedPorts      []int              `json:"exposed_ports,omitempty"`
+	DistributionScope []string           `json:"distribution_scope,omitempty"`
+	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
+	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"`
+}
+
+// ContainerOverride replaces what the image says.
+type ContainerOverride struct {
+	Command    []string   `json:"command,omitempty"`
+	Args       []string   `json:"args,omitempty"`
+	WorkingDir string     `json:"working_dir,omitempty"`
+	Envs       []KeyValue `json:"envs,omitempty"`
+	Resources  *Quantity  `json:"resources,omitempty"`
+}
+
+// KeyValue is one environment variable.
+type KeyValue struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+// Quantity is resources as a user writes them: cpu 2000m, mem 2000Mi.
+type Quantity struct {
+	CPU string `json:"cpu,omitempty"`
+	Mem string `json:"mem,omitempty"`
+}
+
+// JobAnswer carries one job.
+type JobAnswer struct {
+	Envelope
+	Job *Job `json:"job,omitempty"`
+}
+
+// Job is a job as shown (facts 1.3). Zero values are left out.
+type Job struct {
+	JobID              string           `json:"job_id"`
+	TemplateID         string           `json:"template_id,omitempty"`
+	RequestID          string           `json:"request_id,omitempty"`
+	AttemptNo          int              `json:"attempt_no,omitempty"`
+	RetryOfJobID       string           `json:"retry_of_job_id,omitempty"`
+	Operation          string           `json:"operation,omitempty"`
+	ArtifactID         string           `json:"artifact_id,omitempty"`
+	SpecFingerprint    string           `json:"template_spec_fingerprint,omitempty"`
+	Status             string           `json:"status"`
+	Phase              string           `json:"phase,omitempty"`
+	Progress           int              `json:"progress"`
+	ErrorMessage       string           `json:"error_message,omitempty"`
+	ErrorCode          string           `json:"error_code,omitempty"`
+	ExpectedNodeCount  int              `json:"expected_node_count,omitempty"`
+	ReadyNodeCount     int              `json:"ready_node_count,omitempty"`
+	FailedNodeCount    int              `json:"failed_node_count,omitempty"`
+	TemplateStatus     string           `json:"template_status,omitempty"`
+	ArtifactStatus     string           `json:"artifact_status,omitempty"`
+	PullTotalBytes     int64            `json:"pull_total_bytes,omitempty"`
+	PullDoneBytes      int64            `json:"pull_downloaded_bytes,omitempty"`
+	PullTotalLayers    int              `json:"pull_total_layers,omitempty"`
+	PullDoneLayers     int              `json:"pull_completed_layers,omitempty"`
+	PullBytesPerSecond int64            `json:"pull_speed_bps,omitempty"`
+	Alias              string           `json:"alias,omitempty"`
+	SourceImageRef     string           `json:"source_image_ref,omitempty"`
+	SourceImageDigest  string           `json:"source_image_digest,omitempty"`
+	Artifact           *Artifact        `json:"artifact,omitempty"`
+	PhaseStartedMS     map[string]int64 `json:"phase_started_ms,omitempty"` // phase -> unix milliseconds
+	CreatedAt          string           `json:"created_at,omitempty"`       // RFC 3339, UTC
+	UpdatedAt          string           `json:"updated_at,omitempty"`
+}
+
+// Artifact is an artifact as shown. Its download token is not.
+type Artifact struct {
+	ArtifactID        string `json:"artifact_id"`
+	ContentKey        string `json:"content_key,omitempty"`
+	SourceImageRef    string `json:"source_image_ref,omitempty"`
+	SourceImageDigest string `json:"source_image_digest,omitempty"`
+	Ext4SHA256        string `json:"ext4_sha256,omitempty"`
+	Ext4SizeBytes     int64  `json:"ext4_size_bytes,omitempty"`
+	Status            string `json:"status"`
+	LastError         string `json:"last_error,omitempty"`
+}
+
+// TemplateAnswer carries one template.
+type TemplateAnswer struct {
+	Envelope
+	Template
+}
+
+// Template is a template as shown (facts 1.6).
+type Template struct {
+	TemplateID    string    `json:"template_id,omitempty"`
+	Alias         string    `json:"alias,omitempty"`
+	DisplayName   string    `json:"display_name,omitempty"` // the same as alias, for older tools
+	InstanceType  string    `json:"instance_type,omitempty"`
+	Version       string    `json:"version,omitempty"` // always v2
+	Status        string    `json:"status,omitempty"`
+	LastError     string    `json:"last_error,omitempty"`
+	ArtifactID    string    `json:"artifact_id,omitempty"`
+	CreatedAt     string    `json:"created_at,omitempty"`
+	ImageInfo     string    `json:"image_info,omitempty"` // ref@digest
+	JobID         string    `json:"job_id,omitempty"`
+	Replicas      []Replica `json:"replicas,omitempty"`
+	CreateRequest any       `json:"create_request,omitempty"`
+}
+
+// Replica is a template on one host, as shown.
+type Replica struct {
+	NodeID          string `json:"node_id"`
+	NodeIP          string `json:"node_ip,omitempty"`
+	Status          string `json:"status"`
+	Phase           string `json:"phase"`
+	ArtifactID      string `json:"artifact_id,omitempty"`
+	LastJobID       string `json:"last_job_id,omitempty"`
+	CleanupRequired bool   `json:"cleanup_required,omitempty"`
+	ErrorMessage    string `json:"error_message,omitempty"`
+}
+
+// TemplateListAnswer carries templates, newest first.
+type TemplateListAnswer struct {
+	Envelope
+	Data []Template `json:"data"`
+}
+
+// TemplateDeleteRequest names what to delete, by id or alias.
+type TemplateDeleteRequest struct {
+	RequestID  string `json:"RequestID"`
+	TemplateID string `json:"template_id"`
+}
+
+// AliasRequest sets an alias; empty or absent clears it.
+type AliasRequest struct {
+	Alias string `json:"alias"`
+}
+
+// BuildStatusAnswer is the status of any job in the E2B form (facts 1.9).
+type BuildStatusAnswer struct {
+	Envelope
+	BuildID      string `json:"build_id"`
+	TemplateID   string `json:"template_id"`
+	AttemptNo    int    `json:"attempt_no"`
+	RetryOfJobID string `json:"retry_of_job_id,omitempty"`
+	Status       string `json:"status"` // building, ready, error
+	Progress     int    `json:"progress"`
+	Message      string `json:"message"`
+}
+
+// TCBuildRequest hands a persisted job to the template centre (facts 1.13).
+// Credentials travel here and nowhere else.
+type TCBuildRequest struct {
+	JobID      string           `json:"job_id"`
+	TemplateID string           `json:"template_id"`
+	Request    FromImageRequest `json:"request"`
+	// Trace carries the W3C trace context, so that the build joins the trace.
+	Trace map[string]string `json:"trace,omitempty"`
+}
+
+// TCAnswer is what the template centre's own paths answer. They use HTTP
+// statuses and, on failure, Error.
+type TCAnswer struct {
+	Status     string            `json:"status,omitempty"` // accepted, deleted, ok, not_ready
+	JobID      string            `json:"job_id,omitempty"`
+	ArtifactID string            `json:"artifact_id,omitempty"`
+	Error      *fault.Detail     `json:"error,omitempty"`
+	Checks     map[string]string `json:"checks,omitempty"`
+}
+
+// TCDeleteRequest names an artifact whose bytes and row may go.
+type TCDeleteRequest struct {
+	ArtifactID string `json:"artifact_id"`
+}
+
+// JobReport is what the template centre tells the master of a job: progress,
+// BUILT with the artifact, or FAILED (facts 1.12). Absent fields change nothing.
+type JobReport struct {
+	Status             string `json:"status,omitempty"` // RUNNING, BUILT, FAILED
+	Phase              string `json:"phase,omitempty"`
+	Progress           int    `json:"progress,omitempty"`
+	ErrorMessage       string `json:"error_message,omitempty"`
+	ErrorCode          string `json:"error_code,omitempty"`
+	ArtifactID         string `json:"artifact_id,omitempty"`
+	SourceImageDigest  string `json:"source_image_digest,omitempty"`
+	SpecFingerprint    string `json:"template_spec_fingerprint,omitempty"`
+	PullTotalBytes     int64  `json:"pull_total_bytes,omitempty"`
+	PullDoneBytes      int64  `json:"pull_downloaded_bytes,omitempty"`
+	PullTotalLayers    int    `json:"pull_total_layers,omitempty"`
+	PullDoneLayers     int    `json:"pull_completed_layers,omitempty"`
+	PullBytesPerSecond int64  `json:"pull_speed_bps,omitempty"`
+
+	// With BUILT only.
+	TemplateID     string       `json:"template_id,omitempty"`
+	ContentKey     string       `json:"content_key,omitempty"`
+	Ext4Path       string       `json:"ext4_path,omitempty"`
+	Ext4SHA256     string       `json:"ext4_sha256,omitempty"`
+	Ext4SizeBytes  int64        `json:"ext4_size_bytes,omitempty"`
+	StorageBackend string       `json:"storage_backend,omitempty"`
+	ObjectKey      string       `json:"object_key,omitempty"`
+	ImageConfig    *ImageConfig `json:"image_config,omitempty"`
+	Reused         bool         `json:"reused,omitempty"`
+}
+
+// ImageConfig is what an image says about how it wants to run.
+type ImageConfig struct {
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	Env        []string `json:"env,omitempty"`
+	WorkingDir string   `json:"working_dir,omitempty"`
+	User       string   `json:"user,omitempty"`
+}

@@ -1,0 +1,85 @@
+package fault
+
+// The codes. One line each; docs/faults.md is printed from this table.
+var (
+	// Of every layer.
+	Bug              = code("internal", Internal, 0, "the server met a state that its own code should have made impossible", "report it with the request id; the server's log has the details")
+	CallCancelled    = code("cancelled", Cancelled, 0, "the caller went away before the answer", "none needed")
+	Deadline         = code("deadline_exceeded", Unavailable, 130595, "the call did not end in its time", "try again; if it stays so, look at the load of the named part")
+	InvalidInput     = code("invalid_input", Invalid, 0, "the request breaks a rule of the interface", "correct the named field")
+	Unauthenticated  = code("unauthenticated", Anonymous, 0, "no API key, or a wrong one", "pass the key that `paddock up` printed: --api-key, PADDOCK_API_KEY, or header X-API-KEY")
+	TokenRejected    = code("token_rejected", Anonymous, 0, "the shared token between the roles is missing or wrong", "give every role the same CUBE_TEMPLATE_CALLBACK_TOKEN and PADDOCK_HOST_TOKEN")
+	TokenUnset       = code("token_unset", Unavailable, 0, "this server was started without the shared token and refuses internal calls", "set CUBE_TEMPLATE_CALLBACK_TOKEN on every role")
+	NoSuchThing      = code("not_found", NotFound, 0, "nothing has that id", "list what exists")
+	StateConflict    = code("state_conflict", Conflict, 0, "the thing is in a state that does not accept this", "look at its state, then decide again")
+	VersionConflict  = code("version_conflict", Conflict, 0, "somebody changed the row since it was read", "read it again and decide again")
+	Exists           = code("already_exists", Conflict, 0, "something has that name already", "choose another name, or delete the other thing")
+	SubmissionReused = code("submission_conflict", Conflict, 0, "the request id was used before with other content", "use a new request id for new content")
+	StaleController  = code("stale_controller", Superseded, 0, "the lease is held by another, or at a later epoch", "stop; acquire the lease again before acting")
+	LeaseHeld        = code("lease_held", Superseded, 0, "another holder has the lease and it has not expired", "wait until it expires or is released")
+	StoreUnavailable = code("store_unavailable", Unavailable, 0, "the database did not answer", "check that the database of `database.dsn` is up")
+	SchemaUnknown    = code("schema_unknown", Unavailable, 0, "the database holds migrations that this program does not know, or knows otherwise", "run the newer program, or restore the database that fits this one")
+	PeerUnavailable  = code("peer_unavailable", Unavailable, 0, "another role of this system did not answer", "start the named role and check its address in the configuration")
+
+	// Start and configuration.
+	BadConfig     = code("bad_config", Invalid, 0, "the configuration has faults, all of which are listed", "correct each named key")
+	PortInUse     = code("port_in_use", Conflict, 0, "another process listens on that address", "stop it, or choose another address for the named key")
+	DataDir       = code("data_dir_unusable", Invalid, 0, "the data directory cannot be made or written", "choose a writable directory with --data-dir")
+	DataDirLocked = code("data_dir_locked", Conflict, 0, "another paddock runs on this data directory", "stop it, or choose another --data-dir")
+	ToolMissing   = code("tool_missing", Unavailable, 0, "a program that this role needs is not installed", "install the named program; `make setup` installs all of them")
+
+	// Templates.
+	ImageRef         = code("image_ref_invalid", Invalid, 0, "the image reference cannot be read", "write it as registry/name:tag or registry/name@sha256:digest")
+	ImageNotFound    = code("image_not_found", NotFound, 0, "the registry has no such image", "check name and tag, and that it was pushed")
+	ImageDenied      = code("image_denied", Forbidden, 0, "the registry refused access to the image", "pass --registry-username and --registry-password, or log in with docker")
+	ImagePlatform    = code("image_platform", Invalid, 0, "the image has no variant for this platform", "push a variant for the platform that the message names")
+	ImageInvalid     = code("image_invalid", Invalid, 0, "the image's manifest, config or layers break the image format", "rebuild and push the image")
+	ImageHostile     = code("image_refused", Invalid, 0, "a layer holds an entry that no honest image has", "look at the entry that the message names")
+	RegistryDown     = code("registry_unavailable", Unavailable, 0, "the registry did not answer", "check that the registry is up and that this host reaches it; http:// registries must be listed in templatecenter.insecure_registries")
+	DiskFull         = code("disk_full", Unavailable, 130527, "there is not enough room on the disk", "free space on the directory that the message names")
+	BuildFailed      = code("build_failed", Internal, 0, "making the root filesystem failed", "read the job's error; `paddock tpl status --job-id` shows it")
+	BuildStalled     = code("build_stalled", Unavailable, 0, "nobody reported on the job for too long; its builder has probably ended", "submit the image again")
+	BuildInProgress  = code("attempt_in_progress", Conflict, 0, "another job works on this template", "wait for it, or watch it with `paddock tpl watch`")
+	AliasInvalid     = code("alias_invalid", Invalid, 0, "an alias is 1-64 of a-z, 0-9 and -, begins with a letter or digit, and not with tpl- or snap-", "choose another alias")
+	AliasTaken       = code("alias_taken", Conflict, 0, "another template has that alias", "choose another alias, or move it with `paddock tpl alias`")
+	TemplateNotFound = code("template_not_found", NotFound, 0, "no template has that id or alias", "`paddock tpl list` shows what exists")
+	TemplateNotReady = code("template_not_ready", Conflict, 0, "the template is not ready", "wait for its job, or read the job's error")
+	TemplateInUse    = code("template_in_use", Conflict, 0, "sandboxes run from this template", "delete the named sandboxes first")
+	NoTemplateHosts  = code("no_template_hosts", Invalid, 0, "no healthy host could take the template", "start a cubelet, or correct distribution_scope")
+	JobNotFound      = code("job_not_found", NotFound, 0, "no job has that id", "`paddock tpl list` shows the newest job of each template")
+	ArtifactNotFound = code("artifact_not_found", NotFound, 0, "no artifact has that id, or its bytes are gone", "rebuild the template")
+	ArtifactCorrupt  = code("artifact_corrupt", Internal, 0, "the bytes do not match the recorded sha256 or size", "rebuild the template; check the disk of the artifact store")
+	BuildersBusy     = code("builders_busy", Exhausted, 0, "all builders are busy", "try again later, or raise templatecenter.max_concurrent_builds")
+
+	// Sandboxes and hosts.
+	NoHost           = code("no_host", Unavailable, 130598, "no host is fit to be chosen", "start a cubelet; `paddock host list` shows why each host is out")
+	NoCapacity       = code("no_capacity", Unavailable, 130597, "hosts are up, but none has room", "delete sandboxes, ask for less, or add a host")
+	HostFull         = code("insufficient_capacity", Exhausted, 130480, "the host refused: it has less room than was thought", "try again; the scheduler will choose another host")
+	HostUnknown      = code("host_unknown", NotFound, 130404, "no host registered under that id", "start its cubelet; it registers by itself")
+	HostUnreachable  = code("host_unreachable", Unavailable, 130596, "the host's cubelet did not answer", "check the cubelet and the network to it")
+	SandboxNotFound  = code("sandbox_not_found", NotFound, 130404, "no sandbox has that id", "`paddock sandbox list` shows what runs")
+	SandboxNotReady  = code("sandbox_not_ready", Conflict, 130490, "the sandbox is not running", "look at its state with `paddock sandbox info`")
+	RuntimeFailed    = code("runtime_failed", Internal, 130508, "the runtime could not do it", "the message has the runtime's own words; the cubelet's log has the rest")
+	GuestUnreachable = code("guest_unreachable", Unavailable, 130539, "the agent inside the sandbox did not answer in time", "look at `paddock sandbox logs`; the image may be broken, or the host overloaded")
+	CommandNotFound  = code("command_not_found", NotFound, 0, "the sandbox has no such program", "check the name; programs are looked up in the PATH of the image")
+	FileNotFound     = code("file_not_found", NotFound, 0, "the sandbox has no such file", "check the path; it must be absolute")
+	FileIsDirectory  = code("file_is_directory", Invalid, 0, "the path is a directory", "name a file")
+	SandboxDiskFull  = code("sandbox_disk_full", Exhausted, 0, "the sandbox's writable layer is full", "delete files inside, or make the template with a larger --writable-layer-size")
+)
+
+var (
+	all    []*Code
+	byName = map[string]*Code{}
+)
+
+// code adds one row to the registry. Package variables are made in order, so
+// All lists them as they stand above.
+func code(name string, class *Class, ret int, meaning, remedy string) *Code {
+	c := &Code{Name: name, Class: class, Ret: ret, Meaning: meaning, Remedy: remedy}
+	all = append(all, c)
+	byName[name] = c
+	return c
+}
+
+// All returns every code, in the order of the table.
+func All() []*Code { return append([]*Code(nil), all...) }

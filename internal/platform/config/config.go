@@ -1,0 +1,119 @@
+// Package config is every setting of every role: defaults, one strict YAML
+// file, and the environment over it.
+//
+// Load reports all faults at once and never a secret's value. No other package
+// may read the environment.
+package config
+
+import "time"
+
+// Config is the whole file. Each role reads its own part and the common ones.
+// The comment of a field is its documentation: docs/config.md is printed from
+// the tags.
+type Config struct {
+	DataDir        string         `yaml:"data_dir" env:"PADDOCK_DATA_DIR" doc:"directory for everything that this machine keeps"`
+	Log            Log            `yaml:"log"`
+	Telemetry      Telemetry      `yaml:"telemetry"`
+	Database       Database       `yaml:"database"`
+	Redis          Redis          `yaml:"redis"`
+	Auth           Auth           `yaml:"auth"`
+	ArtifactStore  ArtifactStore  `yaml:"artifact_store"`
+	Master         Master         `yaml:"master"`
+	TemplateCenter TemplateCenter `yaml:"templatecenter"`
+	Cubelet        Cubelet        `yaml:"cubelet"`
+}
+
+// Log says how the program talks.
+type Log struct {
+	Level  string `yaml:"level" env:"PADDOCK_LOG_LEVEL" doc:"debug, info, warn or error"`
+	Format string `yaml:"format" env:"PADDOCK_LOG_FORMAT" doc:"text or json"`
+}
+
+// Telemetry says where traces go; nowhere by default.
+type Telemetry struct {
+	OTLPEndpoint string  `yaml:"otlp_endpoint" env:"PADDOCK_OTLP_ENDPOINT" doc:"URL of an OTLP/HTTP collector; empty: traces are not exported"`
+	SampleRatio  float64 `yaml:"sample_ratio" env:"PADDOCK_TRACE_SAMPLE_RATIO" doc:"share of traces that are kept, 0 to 1"`
+}
+
+// Database names the shared database.
+type Database struct {
+	DSN         Secret `yaml:"dsn" env:"PADDOCK_DATABASE_DSN" doc:"empty: SQLite in the data directory; sqlite:/path/file.db; or mysql://user:password@tcp(host:3306)/name"`
+	AutoMigrate bool   `yaml:"auto_migrate" env:"CUBE_AUTO_MIGRATION" doc:"apply schema migrations at start"`
+}
+
+// Redis carries what may be lost: live progress and routes.
+type Redis struct {
+	Addr     string `yaml:"addr" env:"PADDOCK_REDIS_ADDR" doc:"host:port; empty: one process does the same in memory"`
+	Password Secret `yaml:"password" env:"PADDOCK_REDIS_PASSWORD" doc:"password of Redis"`
+}
+
+// Auth holds the secrets between users, roles and hosts. `paddock up` makes
+// those that are not set.
+type Auth struct {
+	APIKey        Secret `yaml:"api_key" env:"PADDOCK_API_KEY" doc:"key of the public faces, e2b_ and 40 hex digits"`
+	CallbackToken Secret `yaml:"callback_token" env:"CUBE_TEMPLATE_CALLBACK_TOKEN" doc:"shared by master and template centre"`
+	HostToken     Secret `yaml:"host_token" env:"PADDOCK_HOST_TOKEN" doc:"shared by master and cubelets"`
+	InsecureOpen  bool   `yaml:"insecure_open" env:"PADDOCK_INSECURE_OPEN" doc:"development only: accept calls without any token"`
+}
+
+// ArtifactStore says where artifact bytes live.
+type ArtifactStore struct {
+	Backend string `yaml:"backend" env:"CUBE_ARTIFACT_STORE_BACKEND" doc:"dir (the spec's fs) or s3"`
+	Dir     string `yaml:"dir" env:"CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR" doc:"directory of finished images; empty: artifacts/ in the data directory"`
+	S3      S3     `yaml:"s3"`
+}
+
+// S3 names a bucket.
+type S3 struct {
+	Endpoint  string `yaml:"endpoint" env:"CUBE_S3_ENDPOINT" doc:"host:port or URL of the object store"`
+	Bucket    string `yaml:"bucket" env:"CUBE_S3_BUCKET" doc:"bucket of artifacts"`
+	AccessKey Secret `yaml:"access_key" env:"CUBE_S3_ACCESS_KEY" doc:"access key"`
+	SecretKey Secret `yaml:"secret_key" env:"CUBE_S3_SECRET_KEY" doc:"secret key"`
+	Region    string `yaml:"region" env:"CUBE_S3_REGION" doc:"region"`
+	PathStyle bool   `yaml:"use_path_style" env:"CUBE_S3_USE_PATH_STYLE" doc:"address buckets by path"`
+	UseSSL    bool   `yaml:"use_ssl" env:"CUBE_S3_USE_SSL" doc:"speak TLS to the object store"`
+	Prefix    string `yaml:"artifact_prefix" env:"CUBE_S3_ARTIFACT_PREFIX" doc:"prefix of every object key"`
+}
+
+// Master is the control plane.
+type Master struct {
+	Listen             string        `yaml:"listen" env:"PADDOCK_MASTER_LISTEN" doc:"address of the HTTP face"`
+	Addr               string        `yaml:"addr" env:"CUBE_MASTER_ADDR" doc:"URL at which the other roles reach the master"`
+	TemplateCenterAddr string        `yaml:"template_center_addr" env:"CUBE_TEMPLATE_CENTER_ADDR" doc:"URL of the template centre"`
+	DownloadBaseURL    string        `yaml:"download_base_url" env:"PADDOCK_DOWNLOAD_BASE_URL" doc:"URL from which hosts download artifacts; empty: master.addr"`
+	HostStaleAfter     time.Duration `yaml:"host_stale_after" env:"PADDOCK_HOST_STALE_AFTER" doc:"a host not heard of for so long is not chosen"`
+	CreateTimeout      time.Duration `yaml:"create_timeout" env:"PADDOCK_CREATE_TIMEOUT" doc:"bound on one sandbox create"`
+	DistributeTimeout  time.Duration `yaml:"distribute_timeout" env:"PADDOCK_DISTRIBUTE_TIMEOUT" doc:"bound on bringing one artifact to one host"`
+	DistributeWorkers  int           `yaml:"distribute_workers" env:"PADDOCK_DISTRIBUTE_WORKERS" doc:"hosts served at once for one artifact"`
+	SweepInterval      time.Duration `yaml:"sweep_interval" env:"PADDOCK_SWEEP_INTERVAL" doc:"pause between sweeps over stuck jobs and sandboxes"`
+	BuiltStaleAfter    time.Duration `yaml:"built_stale_after" env:"CUBE_MASTER_BUILT_STALE_AFTER" doc:"a built job that nobody distributes for so long is resumed"`
+}
+
+// TemplateCenter is the build service.
+type TemplateCenter struct {
+	Listen              string        `yaml:"listen" env:"CUBE_TEMPLATE_CENTER_LISTEN" doc:"address of the HTTP face"`
+	WorkDir             string        `yaml:"work_dir" env:"CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR" doc:"scratch; empty: work/ in the data directory"`
+	MaxConcurrentBuilds int           `yaml:"max_concurrent_builds" env:"CUBE_TEMPLATE_CENTER_MAX_CONCURRENT_BUILDS" doc:"builds at once; the rest wait"`
+	InsecureRegistries  []string      `yaml:"insecure_registries" env:"PADDOCK_INSECURE_REGISTRIES" doc:"host:port of registries that may be reached by plain HTTP"`
+	GuestBinary         string        `yaml:"guest_binary" env:"PADDOCK_GUEST_BINARY" doc:"the agent put into every template; empty: paddock-guest beside this program"`
+	BuildTimeout        time.Duration `yaml:"build_timeout" env:"PADDOCK_BUILD_TIMEOUT" doc:"bound on one build"`
+	PendingStaleAfter   time.Duration `yaml:"pending_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER" doc:"a job that nobody started for so long has failed"`
+	RunningStaleAfter   time.Duration `yaml:"running_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER" doc:"a running job that nobody reported on for so long has failed"`
+	ReconcileInterval   time.Duration `yaml:"reconcile_interval" env:"CUBE_TEMPLATE_CENTER_RECONCILE_INTERVAL" doc:"pause between sweeps over stalled jobs"`
+}
+
+// Cubelet is the agent of one host.
+type Cubelet struct {
+	Listen            string        `yaml:"listen" env:"PADDOCK_CUBELET_LISTEN" doc:"address of the gRPC face"`
+	NodeID            string        `yaml:"node_id" env:"PADDOCK_NODE_ID" doc:"name of this host; empty: its host name"`
+	HostIP            string        `yaml:"host_ip" env:"PADDOCK_HOST_IP" doc:"address at which the master reaches this host"`
+	InstanceType      string        `yaml:"instance_type" env:"PADDOCK_INSTANCE_TYPE" doc:"kind of sandboxes that this host serves"`
+	Runsc             string        `yaml:"runsc" env:"PADDOCK_RUNSC" doc:"the gVisor runtime; empty: runsc beside this program"`
+	Subnet            string        `yaml:"subnet" env:"PADDOCK_SANDBOX_SUBNET" doc:"addresses of sandboxes, a /16 to /24 that the host does not use"`
+	CPUOvercommit     float64       `yaml:"cpu_overcommit" env:"PADDOCK_CPU_OVERCOMMIT" doc:"allocatable CPU over physical CPU"`
+	MemOvercommit     float64       `yaml:"mem_overcommit" env:"PADDOCK_MEM_OVERCOMMIT" doc:"allocatable memory over physical memory"`
+	MaxSandboxes      int           `yaml:"max_sandboxes" env:"PADDOCK_MAX_SANDBOXES" doc:"sandboxes at once"`
+	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" env:"PADDOCK_HEARTBEAT_INTERVAL" doc:"pause between two status reports"`
+	StartTimeout      time.Duration `yaml:"start_timeout" env:"PADDOCK_START_TIMEOUT" doc:"bound on a sandbox's start until its guest answers"`
+	OnStop            string        `yaml:"on_stop" env:"PADDOCK_ON_STOP" doc:"keep: sandboxes go on when the cubelet stops; kill: they end with it"`
+}

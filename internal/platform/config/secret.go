@@ -1,0 +1,29 @@
+package config
+
+import "log/slog"
+
+// Secret is a value that must never be shown. Use Reveal where it is needed.
+type Secret string
+
+// String hides the value.
+func (s Secret) String() string {
+	if s == "" {
+		return ""
+	}
+	return "(hidden)"
+}
+
+// GoString hides the value.
+func (s Secret) GoString() string { return s.String() }
+
+// LogValue hides the value.
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// MarshalText hides the value.
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText takes the value from a file or the environment.
+func (s *Secret) UnmarshalText(b []byte) error { *s = Secret(b); return nil }
+
+// Reveal returns the value.
+func (s Secret) Reveal() string { return string(s) }
