@@ -19,12 +19,12 @@ const module = "github.com/paddock-dev/paddock/"
 // lower rank only, so never one of its own line.
 var ranks = [][]string{
 	{"internal/fault", "internal/controlpb", "internal/hostpb", "internal/envdpb"},
-	{"internal/fsm", "internal/lease"},
+	{"internal/fsm", "internal/lease", "internal/host"},
 	{"internal/template"}, // layer 1's rules
 	{"internal/sandbox"},  // layer 2's rules; merges with a template
 	{"internal/scheduler", "internal/workspace"},
 	{"internal/platform"},
-	{"internal/store", "internal/artifact", "internal/rootfs"},
+	{"internal/store", "internal/artifact", "internal/rootfs", "internal/progress", "internal/cubeapi"},
 	{"internal/templatecenter", "internal/master", "internal/cubelet", "internal/proxy", "internal/core", "internal/controller", "internal/guest"},
 	{"internal/e2b", "internal/controlgrpc", "internal/workspacehttp"},
 	{"cmd"},
@@ -32,7 +32,7 @@ var ranks = [][]string{
 }
 
 // rules are the packages that decide and do nothing else.
-var rules = []string{"internal/fault", "internal/fsm", "internal/lease", "internal/template", "internal/sandbox", "internal/scheduler", "internal/workspace"}
+var rules = []string{"internal/fault", "internal/fsm", "internal/lease", "internal/host", "internal/template", "internal/sandbox", "internal/scheduler", "internal/workspace"}
 
 // guarded says who may import what has consequences (who), or who may not
 // (not), and why.
@@ -43,7 +43,7 @@ var guarded = []struct {
 	{path: "database/sql", why: "statements live in store and its *db packages", who: []string{"internal/store"}},
 	{path: "github.com/go-sql-driver/mysql", why: "what differs between databases is a field of store's dialect", who: []string{"internal/store"}},
 	{path: "modernc.org/sqlite", why: "what differs between databases is a field of store's dialect", who: []string{"internal/store"}},
-	{path: "os/exec", why: "a child process is a runtime or a tool of one", who: []string{"internal/cubelet", "internal/archtest", "test", "bench"}},
+	{path: "os/exec", why: "a child process is a runtime or a tool of one", who: []string{"internal/cubelet", "internal/rootfs", "internal/archtest", "cmd/paddock", "cmd/paddock-guest", "internal/guest", "test", "bench"}},
 	{path: "testing", why: "test support is imported by tests", who: []string{"internal/scenario", "internal/fsm/fsmtest", "internal/store/storetest"}},
 	{path: "log/slog", why: "rules return what happened; the caller logs it", not: rules},
 	{path: "net/http", why: "rules and transactions do not know their transport", not: append([]string{"internal/store", "internal/core"}, rules...)},
