@@ -1,0 +1,106 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/hostpb"
+	"github.com/paddock-dev/paddock/internal/platform/logs"
+)
+
+// refusal is the body of every failure: the envelope of the template and
+// sandbox faces with the detail beside it (docs/adr/0004).
+type refusal struct {
+	RequestID string `json:"requestID"`
+	Ret       struct {
+		Code    int    `json:"ret_code"`
+		Message string `json:"ret_msg"`
+	} `json:"ret"`
+	Error fault.Detail `json:"error"`
+}
+
+// WriteError answers with err's HTTP status and its detail.
+func WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	code, detail := fault.Of(err), fault.DetailOf(err)
+	note(r.Context(), err)
+	body := refusal{RequestID: logs.RequestID(r.Context()), Error: detail}
+	body.Ret.Code, body.Ret.Message = code.RetCode(), detail.Message
+	if code.Class.Retry && (code.Class.HTTP == http.StatusTooManyRequests || code.Class.HTTP == http.StatusServiceUnavailable) {
+		w.Header().Set("Retry-After", "1")
+	}
+	WriteJSON(w, code.Class.HTTP, body)
+}
+
+// WriteJSON answers with v. An encoding failure can only be our own mistake; a
+// broken connection is the client's loss.
+func WriteJSON(w http.ResponseWriter, status int, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(v) // the status is sent: nobody is left to tell
+}
+
+// ReadJSON reads one JSON value of at most limit bytes into v. What is not
+// JSON, or goes on after it, is fault.InvalidInput.
+func ReadJSON(r *http.Request, limit int64, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(nil, r.Body, limit))
+	if err := d.Decode(v); err != nil {
+		var tooLarge *http.MaxBytesError
+		switch {
+		case errors.As(err, &tooLarge):
+			return fault.New(fault.InvalidInput, "request body is over %d bytes", limit)
+		case errors.Is(err, io.EOF):
+			return fault.New(fault.InvalidInput, "request body is empty: send a JSON object")
+		}
+		return fault.Wrap(fault.InvalidInput, err, "request body is not the JSON that this path takes")
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fault.New(fault.InvalidInput, "request body goes on after its JSON object")
+	}
+	return nil
+}
+
+// GRPCError returns err as a gRPC status that carries its detail. nil stays nil.
+func GRPCError(err error) error {
+	if err == nil {
+		return nil
+	}
+	d := fault.DetailOf(err)
+	s, failed := status.New(codes.Code(fault.Of(err).Class.GRPC), d.Message).WithDetails(&hostpb.ErrorDetail{
+		Code: d.Code, Message: d.Message, Cause: d.Cause, Remedy: d.Remedy, Retryable: d.Retryable,
+	})
+	if failed != nil {
+		return status.Error(codes.Internal, d.Message)
+	}
+	return s.Err()
+}
+
+// FromGRPC returns the failure that a status stands for, so that errors.Is
+// finds its code. A status without detail is the transport's word: the peer
+// did not answer (fault.PeerUnavailable), or the context ended.
+func FromGRPC(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := status.Convert(err)
+	for _, d := range s.Details() {
+		if d, ok := d.(*hostpb.ErrorDetail); ok {
+			return fault.Parse(fault.Detail{Code: d.GetCode(), Message: d.GetMessage(), Cause: d.GetCause(), Remedy: d.GetRemedy(), Retryable: d.GetRetryable()}, 0)
+		}
+	}
+	switch s.Code() {
+	case codes.Canceled:
+		return fault.Wrap(fault.CallCancelled, context.Canceled, "call of a peer")
+	case codes.DeadlineExceeded:
+		return fault.Wrap(fault.Deadline, context.DeadlineExceeded, "call of a peer")
+	case codes.Unavailable:
+		return fault.Wrap(fault.PeerUnavailable, errors.New(s.Message()), "call of a peer")
+	}
+	return fault.Wrap(fault.Bug, errors.New(s.Code().String()+": "+s.Message()), "call of a peer")
+}
