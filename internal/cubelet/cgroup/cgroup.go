@@ -1,0 +1,249 @@
+// Package cgroup bounds what a sandbox takes of its host, on cgroup v2 and on
+// the v1 hierarchies of older hosts. Groups are made by us, not by the runtime,
+// so that every process of a sandbox is inside and one list names them all. It
+// must never signal a process outside its own groups.
+package cgroup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const root = "/sys/fs/cgroup"
+
+// period is over which CPU time is counted, in microseconds.
+const period = 100_000
+
+// Limits of one sandbox. Zero means unlimited.
+type Limits struct {
+	MilliCPU int64
+	MemBytes int64
+	PIDs     int64
+}
+
+// Parent holds the groups of one cubelet.
+type Parent struct {
+	name    string
+	v2      bool
+	folders []string // one on v2, one per controller on v1
+}
+
+// Open makes the parent group called name.
+func Open(name string) (*Parent, error) {
+	p := &Parent{name: name, v2: unified()}
+	if p.v2 {
+		p.folders = []string{filepath.Join(root, name)}
+		if err := enable(root); err != nil {
+			return nil, err
+		}
+	} else {
+		for _, c := range []string{"memory", "cpu", "pids"} {
+			p.folders = append(p.folders, filepath.Join(root, c, name))
+		}
+	}
+	for _, f := range p.folders {
+		if err := os.MkdirAll(f, 0o755); err != nil {
+			return nil, fmt.Errorf("cgroup %s: %w", name, err)
+		}
+	}
+	if p.v2 {
+		return p, enable(p.folders[0])
+	}
+	return p, nil
+}
+
+func unified() bool {
+	var s unix.Statfs_t
+	return unix.Statfs(root, &s) == nil && s.Type == unix.CGROUP2_SUPER_MAGIC
+}
+
+func enable(folder string) error {
+	return write(folder, "cgroup.subtree_control", "+cpu +memory +pids")
+}
+
+func write(folder, file, value string) error {
+	if err := os.WriteFile(filepath.Join(folder, file), []byte(value), 0o644); err != nil {
+		return fmt.Errorf("cgroup %s: %w", file, err)
+	}
+	return nil
+}
+
+// Group is the processes of one sandbox.
+type Group struct {
+	v2      bool
+	folders []string
+}
+
+// Group returns the group called id, which may not exist yet.
+func (p *Parent) Group(id string) *Group {
+	g := &Group{v2: p.v2}
+	for _, f := range p.folders {
+		g.folders = append(g.folders, filepath.Join(f, id))
+	}
+	return g
+}
+
+// List returns the ids of all groups.
+func (p *Parent) List() ([]string, error) {
+	seen := map[string]bool{}
+	var ids []string
+	for _, f := range p.folders {
+		entries, err := os.ReadDir(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if e.IsDir() && !seen[e.Name()] {
+				seen[e.Name()] = true
+				ids = append(ids, e.Name())
+			}
+		}
+	}
+	return ids, nil
+}
+
+// Remove removes the parent; it fails while groups are left.
+func (p *Parent) Remove() error {
+	var errs []error
+	for _, f := range p.folders {
+		errs = append(errs, rmdir(f))
+	}
+	return errors.Join(errs...)
+}
+
+// Create makes the group with the limits of memory and processes. The CPU limit
+// is set by LimitCPU once the sandbox has started, so that its start is not
+// slowed.
+func (g *Group) Create(l Limits) error {
+	for _, f := range g.folders {
+		if err := os.MkdirAll(f, 0o755); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	if g.v2 {
+		f := g.folders[0]
+		errs = append(errs, write(f, "memory.max", strconv.FormatInt(l.MemBytes, 10)), write(f, "pids.max", strconv.FormatInt(l.PIDs, 10)))
+		_ = write(f, "memory.swap.max", "0") // absent where the kernel has no swap accounting
+		return errors.Join(errs...)
+	}
+	return errors.Join(
+		write(g.folders[0], "memory.limit_in_bytes", strconv.FormatInt(l.MemBytes, 10)),
+		write(g.folders[2], "pids.max", strconv.FormatInt(l.PIDs, 10)))
+}
+
+// LimitCPU bounds the group's CPU time.
+func (g *Group) LimitCPU(milli int64) error {
+	quota := max(1000, milli*period/1000)
+	if g.v2 {
+		return write(g.folders[0], "cpu.max", fmt.Sprintf("%d %d", quota, period))
+	}
+	return errors.Join(
+		write(g.folders[1], "cpu.cfs_period_us", strconv.Itoa(period)),
+		write(g.folders[1], "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)))
+}
+
+// Command returns a command that runs name inside the group from its first
+// instruction.
+func (g *Group) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	// A shell joins the group and becomes the program: on v1 there is no call
+	// that starts a process inside a group.
+	const join = `n=$1; shift; while [ "$n" -gt 0 ]; do echo $$ >"$1/cgroup.procs" || exit 125; shift; n=$((n-1)); done; exec "$@"`
+	list := append([]string{"-c", join, "sh", strconv.Itoa(len(g.folders))}, g.folders...)
+	return exec.CommandContext(ctx, "/bin/sh", append(append(list, name), args...)...)
+}
+
+// Processes returns the ids of the group's processes.
+func (g *Group) Processes() ([]int, error) {
+	seen := map[int]bool{}
+	var pids []int
+	for _, f := range g.folders {
+		b, err := os.ReadFile(filepath.Join(f, "cgroup.procs"))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, word := range strings.Fields(string(b)) {
+			if pid, err := strconv.Atoi(word); err == nil && !seen[pid] {
+				seen[pid] = true
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids, nil
+}
+
+// OOMKills returns how often the kernel killed in the group for want of memory.
+func (g *Group) OOMKills() int {
+	file := "memory.oom_control"
+	if g.v2 {
+		file = "memory.events"
+	}
+	b, err := os.ReadFile(filepath.Join(g.folders[0], file))
+	if err != nil {
+		return 0
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			n, _ := strconv.Atoi(strings.TrimSpace(v)) // what the kernel writes there is a number
+			return n
+		}
+	}
+	return 0
+}
+
+// Destroy kills every process of the group and removes it. It returns when
+// none is left, or with an error after ten seconds.
+func (g *Group) Destroy() error {
+	for try := 0; ; try++ {
+		pids, err := g.Processes()
+		if err != nil {
+			return err
+		}
+		for _, pid := range pids {
+			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("kill %d: %w", pid, err)
+			}
+		}
+		if len(pids) == 0 {
+			break
+		}
+		if try == 1000 {
+			return fmt.Errorf("cgroup: %d processes do not die: %v", len(pids), pids)
+		}
+		time.Sleep(time.Duration(min(try+1, 10)) * time.Millisecond)
+	}
+	var errs []error
+	for _, f := range g.folders {
+		errs = append(errs, rmdir(f))
+	}
+	return errors.Join(errs...)
+}
+
+// rmdir removes a group's folder. The kernel may call it busy for a moment
+// after its last process ended.
+func rmdir(folder string) error {
+	var err error
+	for range 200 {
+		err = os.Remove(folder)
+		if err == nil || errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	return err
+}

@@ -1,0 +1,132 @@
+// Package sandboxdb is the statements of layer 2: hosts and sandboxes.
+//
+// Every function takes the transaction it runs in. MoveSandbox is the only one
+// that changes a sandbox's state. This package must never decide what follows
+// from a change.
+package sandboxdb
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/fsm"
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+const sandboxColumns = `id, template_id, host_id, state, version, milli_cpu, mem_bytes, disk_bytes, ip, metadata, request, reason, created_us, changed_us`
+
+// AddSandbox stores a new sandbox in its first state.
+func AddSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.Sandbox, error) {
+	s.State, s.Version, s.CreatedAt, s.ChangedAt = sandbox.Machine.Initial(), 1, tx.Now, tx.Now
+	metadata, err := json.Marshal(s.Metadata)
+	if err != nil {
+		return s, err
+	}
+	if s.Request == nil {
+		s.Request = []byte{}
+	}
+	return s, tx.Insert(ctx, fault.New(fault.Exists, "sandbox %s", s.ID),
+		`INSERT INTO sandbox (`+sandboxColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		string(s.ID), string(s.TemplateID), []byte(s.HostID), string(s.State), s.Version, s.Resources.MilliCPU, s.Resources.MemBytes, s.Resources.DiskBytes, []byte(s.IP), metadata, s.Request, []byte(s.Reason),
+		s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro())
+}
+
+func scanSandbox(r store.Scanner) (s sandbox.Sandbox, err error) {
+	var metadata []byte
+	var created, changed int64
+	err = r.Scan(&s.ID, &s.TemplateID, &s.HostID, &s.State, &s.Version, &s.Resources.MilliCPU, &s.Resources.MemBytes, &s.Resources.DiskBytes, &s.IP, &metadata, &s.Request, &s.Reason, &created, &changed)
+	if err != nil {
+		return s, err
+	}
+	s.Resources.Slots, s.CreatedAt, s.ChangedAt = 1, time.UnixMicro(created), time.UnixMicro(changed)
+	return s, json.Unmarshal(metadata, &s.Metadata)
+}
+
+// GetSandbox returns a sandbox, or fault.SandboxNotFound.
+func GetSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) (sandbox.Sandbox, error) {
+	s, ok, err := store.First(ctx, tx, scanSandbox, `SELECT `+sandboxColumns+` FROM sandbox WHERE id = ?`, string(id))
+	if err == nil && !ok {
+		err = fault.New(fault.SandboxNotFound, "sandbox %q", id)
+	}
+	return s, err
+}
+
+// Filter narrows ListSandboxes; zero fields do not.
+type Filter struct {
+	States        []sandbox.State
+	HostID        host.ID
+	TemplateID    template.ID
+	ChangedBefore time.Time
+	Limit         int // 0: 1000
+	OldestFirst   bool
+}
+
+// ListSandboxes returns sandboxes, newest first unless asked otherwise.
+func ListSandboxes(ctx context.Context, tx *store.Tx, f Filter) ([]sandbox.Sandbox, error) {
+	where, args := []string{"1 = 1"}, []any{}
+	if len(f.States) > 0 {
+		where = append(where, "state IN (?"+strings.Repeat(", ?", len(f.States)-1)+")")
+		for _, s := range f.States {
+			args = append(args, string(s))
+		}
+	}
+	if f.HostID != "" {
+		where, args = append(where, "host_id = ?"), append(args, []byte(f.HostID))
+	}
+	if f.TemplateID != "" {
+		where, args = append(where, "template_id = ?"), append(args, string(f.TemplateID))
+	}
+	if !f.ChangedBefore.IsZero() {
+		where, args = append(where, "changed_us < ?"), append(args, f.ChangedBefore.UnixMicro())
+	}
+	order := "created_us DESC, id DESC"
+	if f.OldestFirst {
+		order = "changed_us, id"
+	}
+	if f.Limit <= 0 {
+		f.Limit = 1000
+	}
+	return store.Collect(ctx, tx, scanSandbox, `SELECT `+sandboxColumns+` FROM sandbox WHERE `+strings.Join(where, " AND ")+` ORDER BY `+order+` LIMIT ?`, append(args, f.Limit)...)
+}
+
+// MoveSandbox is the only statement that changes a sandbox's state. It writes
+// host, address and reason too.
+func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbox.Event) (sandbox.Sandbox, error) {
+	to, err := sandbox.Machine.Step(s.State, on, fsm.None{})
+	if err != nil {
+		return s, fmt.Errorf("sandbox %s: %w", s.ID, err)
+	}
+	n, err := tx.Exec(ctx, `UPDATE sandbox SET state = ?, version = version + 1, host_id = ?, ip = ?, reason = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
+		string(to), []byte(s.HostID), []byte(s.IP), []byte(clip(s.Reason, 512)), tx.Now.UnixMicro(), string(s.ID), string(s.State), s.Version)
+	if err == nil && n == 0 {
+		err = fault.VersionConflict
+	}
+	if err != nil {
+		return s, fmt.Errorf("sandbox %s: %s: %w", s.ID, on, err)
+	}
+	s.State, s.Version, s.ChangedAt = to, s.Version+1, tx.Now
+	return s, nil
+}
+
+func clip(s string, n int) string { return s[:min(n, len(s))] }
+
+// ForgetSandboxes removes rows that ended before the given time, at most limit.
+func ForgetSandboxes(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
+	old, err := ListSandboxes(ctx, tx, Filter{States: []sandbox.State{sandbox.Terminated}, ChangedBefore: before, Limit: limit, OldestFirst: true})
+	if err != nil {
+		return 0, err
+	}
+	for _, s := range old {
+		if _, err := tx.Exec(ctx, `DELETE FROM sandbox WHERE id = ? AND state = ?`, string(s.ID), string(sandbox.Terminated)); err != nil {
+			return 0, err
+		}
+	}
+	return len(old), nil
+}

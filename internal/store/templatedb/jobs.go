@@ -1,0 +1,177 @@
+// Package templatedb is the statements of layer 1: jobs, artifacts,
+// definitions, replicas, placements.
+//
+// Every function takes the transaction it runs in, so that they combine. One
+// function per kind changes a state: it asks the machine, then writes if the
+// row is still the one that was read. This package must never decide what
+// follows from a change.
+package templatedb
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/fsm"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+const jobColumns = `id, template_id, request_id, operation, attempt_no, retry_of, alias, state, version, phase, progress, error, error_code, request, result, pull, phase_times, image_ref, digest, artifact_id, spec, expected_hosts, ready_hosts, failed_hosts, created_us, changed_us`
+
+// AddJob stores a new job in its first state. A second job of one request id
+// and operation, or of one template and attempt, is fault.Exists.
+func AddJob(ctx context.Context, tx *store.Tx, j template.Job) (template.Job, error) {
+	j.State, j.Version, j.CreatedAt, j.ChangedAt = template.Jobs.Initial(), 1, tx.Now, tx.Now
+	args, err := jobArgs(j)
+	if err != nil {
+		return j, err
+	}
+	return j, tx.Insert(ctx, fault.New(fault.Exists, "job of request %s", j.RequestID),
+		`INSERT INTO job (`+jobColumns+`) VALUES (?`+strings.Repeat(`, ?`, len(args)-1)+`)`, args...)
+}
+
+func jobArgs(j template.Job) ([]any, error) {
+	pull, times, err := jobBlobs(j)
+	return []any{
+		string(j.ID), string(j.TemplateID), []byte(j.RequestID), string(j.Operation), j.AttemptNo, string(j.RetryOf), []byte(j.Alias), string(j.State), j.Version, string(j.Phase), j.Progress,
+		[]byte(j.Error), j.ErrorCode, bytesOf(j.Request), bytesOf(j.Result), pull, times, []byte(j.ImageRef), []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed,
+		j.CreatedAt.UnixMicro(), j.ChangedAt.UnixMicro(),
+	}, err
+}
+
+func jobBlobs(j template.Job) (pull, times []byte, err error) {
+	if pull, err = json.Marshal(j.Pull); err != nil {
+		return nil, nil, err
+	}
+	times, err = json.Marshal(j.PhaseTimes)
+	return pull, times, err
+}
+
+// bytesOf keeps NULL out of the columns: nothing is an empty value.
+func bytesOf(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+func scanJob(r store.Scanner) (j template.Job, err error) {
+	var failure, pull, times []byte
+	var created, changed int64
+	err = r.Scan(&j.ID, &j.TemplateID, &j.RequestID, &j.Operation, &j.AttemptNo, &j.RetryOf, &j.Alias, &j.State, &j.Version, &j.Phase, &j.Progress,
+		&failure, &j.ErrorCode, &j.Request, &j.Result, &pull, &times, &j.ImageRef, &j.Digest, &j.ArtifactID, &j.Spec, &j.Expected, &j.Ready, &j.Failed, &created, &changed)
+	if err != nil {
+		return j, err
+	}
+	j.Error, j.CreatedAt, j.ChangedAt = string(failure), time.UnixMicro(created), time.UnixMicro(changed)
+	if err := json.Unmarshal(pull, &j.Pull); err != nil {
+		return j, err
+	}
+	return j, json.Unmarshal(times, &j.PhaseTimes)
+}
+
+// GetJob returns a job, or fault.JobNotFound.
+func GetJob(ctx context.Context, tx *store.Tx, id template.JobID) (template.Job, error) {
+	j, ok, err := store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE id = ?`, string(id))
+	if err == nil && !ok {
+		err = fault.New(fault.JobNotFound, "job %q", id)
+	}
+	return j, err
+}
+
+// JobByRequest returns the job that a request id asked for.
+func JobByRequest(ctx context.Context, tx *store.Tx, requestID string, op template.Operation) (template.Job, bool, error) {
+	return store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE request_id = ? AND operation = ?`, []byte(requestID), string(op))
+}
+
+// LatestJob returns a template's job with the highest attempt number.
+func LatestJob(ctx context.Context, tx *store.Tx, id template.ID) (template.Job, bool, error) {
+	return store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE template_id = ? ORDER BY attempt_no DESC LIMIT 1`, string(id))
+}
+
+// ActiveJob returns a template's job that still has work before it.
+func ActiveJob(ctx context.Context, tx *store.Tx, id template.ID) (template.Job, bool, error) {
+	j, ok, err := LatestJob(ctx, tx, id)
+	return j, ok && j.State.Active(), err
+}
+
+// JobFilter narrows ListJobs; zero fields do not.
+type JobFilter struct {
+	States        []template.JobState
+	TemplateID    template.ID
+	ChangedBefore time.Time
+	Limit         int // 0: 100
+}
+
+// ListJobs returns jobs, the one that waits longest first.
+func ListJobs(ctx context.Context, tx *store.Tx, f JobFilter) ([]template.Job, error) {
+	where, args := []string{"1 = 1"}, []any{}
+	if len(f.States) > 0 {
+		where = append(where, in("state", len(f.States)))
+		for _, s := range f.States {
+			args = append(args, string(s))
+		}
+	}
+	if f.TemplateID != "" {
+		where, args = append(where, "template_id = ?"), append(args, string(f.TemplateID))
+	}
+	if !f.ChangedBefore.IsZero() {
+		where, args = append(where, "changed_us < ?"), append(args, f.ChangedBefore.UnixMicro())
+	}
+	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE `+strings.Join(where, " AND ")+` ORDER BY changed_us, id LIMIT ?`, append(args, limitOf(f.Limit))...)
+}
+
+func in(column string, n int) string {
+	return column + " IN (?" + strings.Repeat(", ?", n-1) + ")"
+}
+
+func limitOf(n int) int {
+	if n <= 0 {
+		return 100
+	}
+	return n
+}
+
+// MoveJob is the only statement that changes a job's state. It writes what
+// else the caller changed in j too. Progress only grows.
+func MoveJob(ctx context.Context, tx *store.Tx, j template.Job, on template.JobEvent) (template.Job, error) {
+	to, err := template.Jobs.Step(j.State, on, fsm.None{})
+	if err != nil {
+		return j, fmt.Errorf("job %s: %w", j.ID, err)
+	}
+	return writeJob(ctx, tx, j, to)
+}
+
+// TouchJob writes what the caller changed in j without a change of state, and
+// shows that somebody works on it.
+func TouchJob(ctx context.Context, tx *store.Tx, j template.Job) (template.Job, error) {
+	return writeJob(ctx, tx, j, j.State)
+}
+
+func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.JobState) (template.Job, error) {
+	pull, times, err := jobBlobs(j)
+	if err != nil {
+		return j, err
+	}
+	n, err := tx.Exec(ctx, `UPDATE job SET state = ?, version = version + 1, phase = ?, progress = CASE WHEN progress > ? THEN progress ELSE ? END, error = ?, error_code = ?, result = ?, pull = ?, phase_times = ?, digest = ?, artifact_id = ?, spec = ?, expected_hosts = ?, ready_hosts = ?, failed_hosts = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
+		string(to), string(j.Phase), j.Progress, j.Progress, []byte(j.Error), j.ErrorCode, bytesOf(j.Result), pull, times, []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed, tx.Now.UnixMicro(),
+		string(j.ID), string(j.State), j.Version)
+	if err == nil && n == 0 {
+		err = fault.VersionConflict
+	}
+	if err != nil {
+		return j, fmt.Errorf("job %s to %s: %w", j.ID, to, err)
+	}
+	j.State, j.Version, j.ChangedAt = to, j.Version+1, tx.Now
+	return j, nil
+}
+
+// DeleteJobs removes a template's jobs.
+func DeleteJobs(ctx context.Context, tx *store.Tx, id template.ID) error {
+	_, err := tx.Exec(ctx, `DELETE FROM job WHERE template_id = ?`, string(id))
+	return err
+}
