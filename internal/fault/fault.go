@@ -197,3 +197,14 @@ func classOf(status int) *Class {
 	}
 	return Internal
 }
+
+// FromName returns an error of the code called name with message, for codes
+// that a peer names without the rest. An unknown name takes the class of the
+// HTTP status.
+func FromName(name string, httpStatus int, message string) error {
+	c, ok := byName[name]
+	if !ok {
+		c = &Code{Name: name, Class: classOf(httpStatus)}
+	}
+	return New(c, "%s", message)
+}

@@ -1,0 +1,142 @@
+package cubeapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
+)
+
+// caller sends JSON to one role and rebuilds its faults.
+type caller struct {
+	base   string
+	header string
+	secret string
+	peer   string // for messages
+	http   *http.Client
+}
+
+func newCaller(base, header, secret, peer string) caller {
+	return caller{base: strings.TrimRight(base, "/"), header: header, secret: secret, peer: peer, http: &http.Client{Transport: &http.Transport{
+		Proxy:               nil, // roles reach each other directly
+		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+		MaxIdleConnsPerHost: 16,
+		IdleConnTimeout:     time.Minute,
+	}}}
+}
+
+// request sends one request. The answer's body is the caller's to close; a
+// refusal comes back as its fault, a peer that is away as fault.PeerUnavailable.
+func (c caller) request(ctx context.Context, method, path string, body io.Reader, kind string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, fault.Wrap(fault.InvalidInput, err, "address of the %s", c.peer)
+	}
+	if kind != "" {
+		r.Header.Set("Content-Type", kind)
+	}
+	r.Header.Set(c.header, c.secret)
+	answer, err := c.http.Do(r)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the URL may carry what is nobody's business
+		}
+		return nil, fault.Wrap(fault.PeerUnavailable, err, "%s at %s", c.peer, c.base)
+	}
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer, nil
+	}
+	defer answer.Body.Close()
+	var e Envelope
+	if err := json.NewDecoder(io.LimitReader(answer.Body, 1<<20)).Decode(&e); err != nil || e.Error == nil {
+		return nil, fault.New(fault.PeerUnavailable, "%s at %s answered HTTP %d without an envelope: is it a %s?", c.peer, c.base, answer.StatusCode, c.peer)
+	}
+	return nil, fault.Parse(*e.Error, answer.StatusCode)
+}
+
+// call sends in as JSON and reads the answer into out; either may be nil.
+func (c caller) call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	kind := ""
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body, kind = bytes.NewReader(b), "application/json"
+	}
+	answer, err := c.request(ctx, method, path, body, kind)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(answer.Body).Decode(out); err != nil {
+		return fault.Wrap(fault.PeerUnavailable, err, "answer of the %s at %s", c.peer, c.base)
+	}
+	return nil
+}
+
+// HostClient is how a cubelet speaks to the master.
+type HostClient struct{ caller }
+
+// NewHostClient returns a client of the master at base.
+func NewHostClient(base, token string) *HostClient {
+	return &HostClient{newCaller(base, HeaderHostToken, token, "master")}
+}
+
+// Register tells what the host is.
+func (c *HostClient) Register(ctx context.Context, r HostRegisterRequest) error {
+	return c.call(ctx, http.MethodPost, PathHostRegister, r, nil)
+}
+
+// Report tells how the host stands. fault.HostUnknown asks it to register.
+func (c *HostClient) Report(ctx context.Context, id host.ID, r HostStatusRequest) error {
+	return c.call(ctx, http.MethodPost, strings.Replace(PathHostStatus, "{node_id}", url.PathEscape(string(id)), 1), r, nil)
+}
+
+// CenterClient is how the master speaks to the template centre.
+type CenterClient struct{ caller }
+
+// NewCenterClient returns a client of the template centre at base.
+func NewCenterClient(base, token string) *CenterClient {
+	return &CenterClient{newCaller(base, HeaderCallbackToken, token, "template centre")}
+}
+
+// Build hands over a job. A job that it has already is success.
+func (c *CenterClient) Build(ctx context.Context, r TCBuildRequest) error {
+	return c.call(ctx, http.MethodPost, PathTCBuild, r, nil)
+}
+
+// DeleteArtifact lets an artifact's bytes and row go.
+func (c *CenterClient) DeleteArtifact(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodPost, PathTCArtifactDelete, TCDeleteRequest{ArtifactID: id}, nil)
+}
+
+// ReportClient is how the template centre tells the master of its jobs.
+type ReportClient struct{ caller }
+
+// NewReportClient returns a client of the master at base.
+func NewReportClient(base, token string) *ReportClient {
+	return &ReportClient{newCaller(base, HeaderCallbackToken, token, "master")}
+}
+
+// Job tells of one job.
+func (c *ReportClient) Job(ctx context.Context, jobID string, r JobReport) error {
+	return c.call(ctx, http.MethodPost, strings.Replace(PathJobStatus, "{job_id}", url.PathEscape(jobID), 1), r, nil)
+}

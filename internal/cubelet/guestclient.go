@@ -1,0 +1,211 @@
+package cubelet
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/paddock-dev/paddock/internal/envdpb"
+	"github.com/paddock-dev/paddock/internal/fault"
+)
+
+const (
+	guestPort   = 49983
+	headerCode  = "X-Paddock-Code" // set by the guest beside a refusal
+	dialTime    = 2 * time.Second
+	firstPause  = time.Millisecond
+	longestWait = 20 * time.Millisecond
+)
+
+// guestClient speaks to the guest of one sandbox.
+type guestClient struct {
+	base string
+	http *http.Client
+	rpc  envdpb.ProcessClient
+}
+
+func newGuestClient(ip string) *guestClient {
+	base := "http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort))
+	client := &http.Client{Transport: &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
+		MaxIdleConnsPerHost: 4,
+		IdleConnTimeout:     30 * time.Second,
+		DisableCompression:  true,
+	}}
+	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base)}
+}
+
+func (g *guestClient) close() { g.http.CloseIdleConnections() }
+
+// ready waits until the guest answers, asking often: its start takes a
+// fraction of a second and every wait adds to it.
+func (g *guestClient) ready(ctx context.Context) error {
+	pause := firstPause
+	for {
+		err := g.health(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: the last answer was: %w", ctx.Err(), err)
+		case <-time.After(pause):
+			pause = min(longestWait, pause*3/2)
+		}
+	}
+}
+
+func (g *guestClient) health(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, g.base+"/health", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := g.http.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusNoContent {
+		return fmt.Errorf("GET /health: status %d", answer.StatusCode)
+	}
+	return nil
+}
+
+func (g *guestClient) init(ctx context.Context, envs map[string]string) error {
+	body, err := json.Marshal(map[string]any{"envVars": envs})
+	if err != nil {
+		return err
+	}
+	answer, err := g.do(ctx, http.MethodPost, "/init", bytes.NewReader(body), "application/json")
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
+}
+
+// do sends a request and turns a refusal into its fault.
+func (g *guestClient) do(ctx context.Context, method, path string, body io.Reader, kind string) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, g.base+path, body)
+	if err != nil {
+		return nil, fault.Wrap(fault.InvalidInput, err, "request to the guest")
+	}
+	if kind != "" {
+		r.Header.Set("Content-Type", kind)
+	}
+	answer, err := g.http.Do(r)
+	if err != nil {
+		return nil, fault.Wrap(fault.GuestUnreachable, err, "guest")
+	}
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer, nil
+	}
+	defer answer.Body.Close()
+	var e struct {
+		Message string `json:"message"`
+	}
+	if err := json.NewDecoder(io.LimitReader(answer.Body, 1<<16)).Decode(&e); err != nil {
+		e.Message = answer.Status
+	}
+	return nil, guestFault(answer.Header.Get(headerCode), answer.StatusCode, e.Message)
+}
+
+// guestFault returns the fault that the guest named, or the class of its
+// status.
+func guestFault(code string, status int, message string) error {
+	switch {
+	case code != "":
+		return fault.FromName(code, status, message)
+	case status == http.StatusUnauthorized || status == http.StatusBadRequest:
+		return fault.New(fault.InvalidInput, "%s", message)
+	}
+	return fault.New(fault.RuntimeFailed, "%s", message)
+}
+
+func fileQuery(path, user string) string {
+	q := url.Values{"path": {path}}
+	if user != "" {
+		q.Set("username", user)
+	}
+	return "/files?" + q.Encode()
+}
+
+// read returns a file's bytes and their number, -1 when unknown.
+func (g *guestClient) read(ctx context.Context, path, user string) (io.ReadCloser, int64, error) {
+	answer, err := g.do(ctx, http.MethodGet, fileQuery(path, user), nil, "")
+	if err != nil {
+		return nil, 0, err
+	}
+	return answer.Body, answer.ContentLength, nil
+}
+
+// write stores data as a file.
+func (g *guestClient) write(ctx context.Context, path, user string, data io.Reader) error {
+	answer, err := g.do(ctx, http.MethodPost, fileQuery(path, user), data, "application/octet-stream")
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
+}
+
+// start starts a process and returns its events.
+func (g *guestClient) start(ctx context.Context, m *envdpb.StartRequest, user string) (*connect.ServerStreamForClient[envdpb.StartResponse], error) {
+	r := connect.NewRequest(m)
+	if user != "" {
+		r.Header().Set("Authorization", "Basic "+base64.StdEncoding.EncodeToString([]byte(user+":")))
+	}
+	stream, err := g.rpc.Start(ctx, r)
+	return stream, rpcFault(err)
+}
+
+// rpcFault turns a failure of the guest's API into its fault.
+func rpcFault(err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *connect.Error
+	if !errors.As(err, &e) {
+		return fault.Wrap(fault.GuestUnreachable, err, "guest")
+	}
+	if code := e.Meta().Get(headerCode); code != "" {
+		return fault.FromName(code, 0, e.Message())
+	}
+	switch e.Code() {
+	case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodePermissionDenied:
+		return fault.New(fault.InvalidInput, "%s", e.Message())
+	case connect.CodeCanceled:
+		return fault.Wrap(fault.CallCancelled, err, "guest")
+	case connect.CodeDeadlineExceeded:
+		return fault.Wrap(fault.Deadline, err, "guest")
+	case connect.CodeUnavailable, connect.CodeUnknown:
+		return fault.Wrap(fault.GuestUnreachable, err, "guest")
+	}
+	return fault.Wrap(fault.RuntimeFailed, err, "guest")
+}
+
+func (g *guestClient) send(ctx context.Context, p *envdpb.ProcessSelector, b []byte) error {
+	_, err := g.rpc.SendInput(ctx, connect.NewRequest(&envdpb.SendInputRequest{Process: p, Input: &envdpb.ProcessInput{Input: &envdpb.ProcessInput_Stdin{Stdin: b}}}))
+	return err
+}
+
+func (g *guestClient) closeStdin(ctx context.Context, p *envdpb.ProcessSelector) error {
+	_, err := g.rpc.CloseStdin(ctx, connect.NewRequest(&envdpb.CloseStdinRequest{Process: p}))
+	return err
+}
+
+func (g *guestClient) signal(ctx context.Context, p *envdpb.ProcessSelector, number int32) error {
+	_, err := g.rpc.SendSignal(ctx, connect.NewRequest(&envdpb.SendSignalRequest{Process: p, Signal: envdpb.Signal(number)}))
+	return err
+}

@@ -1,0 +1,115 @@
+package cubelet
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/host"
+)
+
+// entry is what the host owns for one sandbox. It is on disk before anything
+// is made, so that a restarted cubelet finds all of it.
+type entry struct {
+	ID         string            `json:"id"`
+	TemplateID string            `json:"template_id"`
+	ArtifactID string            `json:"artifact_id"`
+	Resources  host.Resources    `json:"resources"`
+	Writable   int64             `json:"writable_bytes"`
+	Envs       map[string]string `json:"envs,omitempty"`
+	Command    []string          `json:"command,omitempty"`
+	Hostname   string            `json:"hostname"`
+	Metadata   map[string]string `json:"metadata,omitempty"`
+	Network    network.Network   `json:"network"`
+	CreatedAt  time.Time         `json:"created_at"`
+
+	// Set once the guest answered.
+	PID     int    `json:"pid,omitempty"`
+	PIDBorn string `json:"pid_born,omitempty"` // start time of that process, so that a reused number is not taken for it
+}
+
+const journalFile = "journal.json"
+
+// journal is a directory with one directory per sandbox.
+type journal struct{ dir string }
+
+func (j journal) path(id string) string { return filepath.Join(j.dir, id) }
+
+// put writes e so that it is there after a crash.
+func (j journal) put(e entry) error {
+	dir := j.path(e.ID)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	b, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	return replace(filepath.Join(dir, journalFile), b)
+}
+
+// replace puts b at path whole or not at all, and durably.
+func replace(path string, b []byte) error {
+	f, err := os.Create(path + ".new")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// list returns every entry, and the names of directories without a whole one:
+// nothing was made for those yet.
+func (j journal) list() (whole []entry, torn []string, err error) {
+	names, err := os.ReadDir(j.dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, n := range names {
+		b, err := os.ReadFile(filepath.Join(j.dir, n.Name(), journalFile))
+		var e entry
+		if err == nil {
+			err = json.Unmarshal(b, &e)
+		}
+		if err != nil || e.ID != n.Name() {
+			torn = append(torn, n.Name())
+			continue
+		}
+		whole = append(whole, e)
+	}
+	return whole, torn, nil
+}
+
+// remove forgets a sandbox with all its files.
+func (j journal) remove(id string) error { return os.RemoveAll(j.path(id)) }
+
+// born returns when the process began, as the kernel counts, or "" when there
+// is none.
+func born(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	// The command's name, in brackets, may hold anything.
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	if len(fields) < 20 || fields[0] == "Z" {
+		return ""
+	}
+	return fields[19] + "@" + strconv.Itoa(pid)
+}

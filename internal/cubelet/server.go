@@ -1,0 +1,340 @@
+package cubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/paddock-dev/paddock/internal/envdpb"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/hostpb"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+// Server is the host's gRPC face. It translates; Cubelet does.
+type Server struct {
+	hostpb.UnimplementedHostServiceServer
+	c *Cubelet
+}
+
+// NewServer returns the face of c.
+func NewServer(c *Cubelet) *Server { return &Server{c: c} }
+
+const chunk = 64 << 10
+
+// EnsureArtifact makes the host hold an artifact.
+func (s *Server) EnsureArtifact(ctx context.Context, r *hostpb.EnsureArtifactRequest) (*hostpb.EnsureArtifactResponse, error) {
+	n, err := s.c.images.ensure(ctx, r)
+	return &hostpb.EnsureArtifactResponse{FetchedBytes: n}, serve.GRPCError(err)
+}
+
+// RemoveArtifact removes an artifact that no sandbox uses.
+func (s *Server) RemoveArtifact(_ context.Context, r *hostpb.RemoveArtifactRequest) (*hostpb.RemoveArtifactResponse, error) {
+	return &hostpb.RemoveArtifactResponse{}, serve.GRPCError(s.c.removeArtifact(r.GetArtifactId()))
+}
+
+func (c *Cubelet) removeArtifact(id string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock() // a create cannot be admitted meanwhile
+	for _, s := range c.live {
+		if s.entry.ArtifactID == id {
+			return fault.New(fault.TemplateInUse, "artifact %s: sandbox %s on host %s", id, s.entry.ID, c.cfg.Cubelet.NodeID)
+		}
+	}
+	return c.images.remove(id)
+}
+
+// CreateSandbox makes a sandbox and returns when it is usable.
+func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxRequest) (*hostpb.CreateSandboxResponse, error) {
+	for _, id := range []string{"s-" + r.GetSandboxId(), r.GetArtifactId()} {
+		if err := template.CheckID(id); err != nil {
+			return nil, serve.GRPCError(err)
+		}
+	}
+	hostname := r.GetHostname()
+	if hostname == "" {
+		hostname = r.GetSandboxId()
+	}
+	res := r.GetResources()
+	if res.GetMilliCpu() <= 0 || res.GetMemBytes() <= 0 || r.GetWritableBytes() <= 0 {
+		return nil, serve.GRPCError(fault.New(fault.InvalidInput, "sandbox %s: cpu, memory and writable layer must be over 0", r.GetSandboxId()))
+	}
+	i, err := s.c.Create(ctx, entry{
+		ID: r.GetSandboxId(), TemplateID: r.GetTemplateId(), ArtifactID: r.GetArtifactId(), Writable: r.GetWritableBytes(),
+		Resources: host.Resources{MilliCPU: res.GetMilliCpu(), MemBytes: res.GetMemBytes(), DiskBytes: res.GetDiskBytes(), Slots: 1},
+		Envs:      r.GetEnvs(), Command: r.GetCommand(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
+	})
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
+	return &hostpb.CreateSandboxResponse{Sandbox: s.c.show(i)}, nil
+}
+
+// DeleteSandbox ends a sandbox. Absent is success.
+func (s *Server) DeleteSandbox(ctx context.Context, r *hostpb.DeleteSandboxRequest) (*hostpb.DeleteSandboxResponse, error) {
+	existed, err := s.c.Delete(ctx, r.GetSandboxId(), r.GetReason())
+	return &hostpb.DeleteSandboxResponse{Existed: existed}, serve.GRPCError(err)
+}
+
+// GetSandbox tells what the host knows of one sandbox.
+func (s *Server) GetSandbox(_ context.Context, r *hostpb.GetSandboxRequest) (*hostpb.GetSandboxResponse, error) {
+	i, err := s.c.find(r.GetSandboxId())
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
+	return &hostpb.GetSandboxResponse{Sandbox: s.c.show(i)}, nil
+}
+
+// ListSandboxes tells all sandboxes of the host.
+func (s *Server) ListSandboxes(context.Context, *hostpb.ListSandboxesRequest) (*hostpb.ListSandboxesResponse, error) {
+	answer := &hostpb.ListSandboxesResponse{}
+	for _, i := range s.c.all() {
+		answer.Sandboxes = append(answer.Sandboxes, s.c.show(i))
+	}
+	return answer, nil
+}
+
+func (c *Cubelet) find(id string) (*instance, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, ok := c.live[id]
+	if !ok {
+		return nil, fault.New(fault.SandboxNotFound, "sandbox %q on host %s", id, c.cfg.Cubelet.NodeID)
+	}
+	return s, nil
+}
+
+// usable returns a sandbox that runs.
+func (c *Cubelet) usable(id string) (*instance, error) {
+	s, err := c.find(id)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.state != running {
+		return nil, fault.New(fault.SandboxNotReady, "sandbox %s is %s %s", id, s.state, s.reason)
+	}
+	return s, nil
+}
+
+var wireStates = map[state]hostpb.SandboxState{
+	starting: hostpb.SandboxState_SANDBOX_STATE_STARTING,
+	running:  hostpb.SandboxState_SANDBOX_STATE_RUNNING,
+	stopping: hostpb.SandboxState_SANDBOX_STATE_STOPPING,
+	exited:   hostpb.SandboxState_SANDBOX_STATE_EXITED,
+}
+
+func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	steps := map[string]int64{}
+	for name, took := range s.steps {
+		steps[name] = took.Microseconds()
+	}
+	r := s.entry.Resources
+	return &hostpb.Sandbox{
+		SandboxId: s.entry.ID, TemplateId: s.entry.TemplateID, ArtifactId: s.entry.ArtifactID, State: wireStates[s.state], Ip: s.entry.Network.IP, Reason: s.reason, StepUs: steps,
+		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots}, CreatedAt: timestamppb.New(s.entry.CreatedAt),
+	}
+}
+
+// Exec runs one command in a sandbox.
+func (s *Server) Exec(stream hostpb.HostService_ExecServer) error {
+	return serve.GRPCError(s.exec(stream))
+}
+
+func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return fault.Wrap(fault.CallCancelled, err, "exec")
+	}
+	start := first.GetStart()
+	if start == nil || len(start.GetCommand()) == 0 {
+		return fault.New(fault.InvalidInput, "exec: the first message must name a command")
+	}
+	i, err := s.c.usable(start.GetSandboxId())
+	if err != nil {
+		return err
+	}
+	// Ends the reader of the client's messages, which waits in Recv, with the call.
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	config := &envdpb.ProcessConfig{Cmd: start.GetCommand()[0], Args: start.GetCommand()[1:], Envs: start.GetEnvs()}
+	if start.GetCwd() != "" {
+		config.Cwd = proto.String(start.GetCwd())
+	}
+	events, err := i.guest.start(ctx, &envdpb.StartRequest{Process: config, Stdin: proto.Bool(start.GetStdin())}, start.GetUser())
+	if err != nil {
+		return s.c.explain(i, err)
+	}
+	defer events.Close()
+	ended := false
+	for events.Receive() {
+		e := events.Msg().GetEvent()
+		if e.GetStart() != nil {
+			go feed(ctx, stream, i.guest, e.GetStart().GetPid())
+		}
+		if m := execMessage(e); m != nil {
+			if err := stream.Send(m); err != nil {
+				return fault.Wrap(fault.CallCancelled, err, "exec")
+			}
+			ended = m.GetExited() != nil
+		}
+	}
+	if err := events.Err(); err != nil {
+		return s.c.explain(i, rpcFault(err))
+	}
+	if !ended {
+		return s.c.explain(i, fault.New(fault.GuestUnreachable, "exec in sandbox %s: the answer broke off", start.GetSandboxId()))
+	}
+	return nil
+}
+
+// explain adds what the host knows when a guest does not answer.
+func (c *Cubelet) explain(s *instance, err error) error {
+	if !errors.Is(err, fault.GuestUnreachable) {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.state == running && born(s.entry.PID) == s.entry.PIDBorn {
+		return err
+	}
+	reason := s.reason
+	if s.state == running {
+		reason = deathOf(s)
+	}
+	return fault.Wrap(fault.SandboxNotReady, err, "sandbox %s ended: %s", s.entry.ID, reason)
+}
+
+func execMessage(e *envdpb.ProcessEvent) *hostpb.ExecResponse {
+	switch e := e.GetEvent().(type) {
+	case *envdpb.ProcessEvent_Start:
+		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Started{Started: &hostpb.ExecStarted{Pid: e.Start.GetPid()}}}
+	case *envdpb.ProcessEvent_Data:
+		if b := e.Data.GetStderr(); len(b) > 0 {
+			return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stderr{Stderr: b}}
+		}
+		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stdout{Stdout: e.Data.GetStdout()}}
+	case *envdpb.ProcessEvent_End:
+		signal, _ := strings.CutPrefix(e.End.GetError(), "signal: ")
+		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: e.End.GetExitCode(), Signal: signal}}}
+	}
+	return nil
+}
+
+// feed carries the client's input to the process until either ends. The
+// process's own end is told by its events, so failures here end only the input.
+func feed(ctx context.Context, stream hostpb.HostService_ExecServer, g *guestClient, pid uint32) {
+	target := &envdpb.ProcessSelector{Selector: &envdpb.ProcessSelector_Pid{Pid: pid}}
+	for ctx.Err() == nil {
+		m, err := stream.Recv()
+		if err != nil {
+			return
+		}
+		switch m := m.GetMessage().(type) {
+		case *hostpb.ExecRequest_Stdin:
+			err = g.send(ctx, target, m.Stdin)
+		case *hostpb.ExecRequest_CloseStdin:
+			err = g.closeStdin(ctx, target)
+		case *hostpb.ExecRequest_Signal:
+			err = g.signal(ctx, target, m.Signal)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// ReadFile streams one file out of a sandbox.
+func (s *Server) ReadFile(r *hostpb.ReadFileRequest, stream hostpb.HostService_ReadFileServer) error {
+	return serve.GRPCError(s.readFile(r, stream))
+}
+
+func (s *Server) readFile(r *hostpb.ReadFileRequest, stream hostpb.HostService_ReadFileServer) error {
+	i, err := s.c.usable(r.GetSandboxId())
+	if err != nil {
+		return err
+	}
+	body, size, err := i.guest.read(stream.Context(), r.GetPath(), r.GetUser())
+	if err != nil {
+		return s.c.explain(i, err)
+	}
+	defer body.Close()
+	buffer := make([]byte, chunk)
+	for first := true; ; first = false {
+		n, err := io.ReadFull(body, buffer)
+		m := &hostpb.ReadFileResponse{Data: buffer[:n]}
+		if first {
+			m.SizeBytes = size
+		}
+		if n > 0 || first {
+			if err := stream.Send(m); err != nil {
+				return fault.Wrap(fault.CallCancelled, err, "read")
+			}
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && (size < 0 || n < chunk) {
+			return nil
+		}
+		if err != nil {
+			return s.c.explain(i, fault.Wrap(fault.GuestUnreachable, err, "reading %s", r.GetPath()))
+		}
+	}
+}
+
+// WriteFile streams one file into a sandbox.
+func (s *Server) WriteFile(stream hostpb.HostService_WriteFileServer) error {
+	return serve.GRPCError(s.writeFile(stream))
+}
+
+func (s *Server) writeFile(stream hostpb.HostService_WriteFileServer) error {
+	first, err := stream.Recv()
+	if err != nil {
+		return fault.Wrap(fault.CallCancelled, err, "write")
+	}
+	target := first.GetTarget()
+	if target == nil {
+		return fault.New(fault.InvalidInput, "write: the first message must name the file")
+	}
+	i, err := s.c.usable(target.GetSandboxId())
+	if err != nil {
+		return err
+	}
+	data := &received{stream: stream}
+	if err := i.guest.write(stream.Context(), target.GetPath(), target.GetUser(), data); err != nil {
+		return s.c.explain(i, err)
+	}
+	return stream.SendAndClose(&hostpb.WriteFileResponse{WrittenBytes: data.total})
+}
+
+// received reads the data of a client's messages.
+type received struct {
+	stream hostpb.HostService_WriteFileServer
+	rest   []byte
+	total  int64
+}
+
+func (r *received) Read(b []byte) (int, error) {
+	for len(r.rest) == 0 {
+		m, err := r.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return 0, io.EOF
+		}
+		if err != nil {
+			return 0, fmt.Errorf("the client went away: %w", err)
+		}
+		r.rest = m.GetData()
+	}
+	n := copy(b, r.rest)
+	r.rest, r.total = r.rest[n:], r.total+int64(n)
+	return n, nil
+}
