@@ -14,6 +14,9 @@ import (
 
 var nodeIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
+// Validate returns every fault of c, joined under fault.BadConfig, or nil.
+func (c *Config) Validate() error { return joined(c.check()) }
+
 // check returns every fault of c. Each names the key, its value unless secret,
 // and what to write instead.
 func (c *Config) check() []error {

@@ -98,10 +98,14 @@ func Load(o LoadOptions) (Config, []string, error) {
 	}
 	derive(&c)
 	faults = append(faults, c.check()...)
-	if len(faults) > 0 {
-		return c, notices, fault.Wrap(fault.BadConfig, errors.Join(faults...), "configuration")
+	return c, notices, joined(faults)
+}
+
+func joined(faults []error) error {
+	if len(faults) == 0 {
+		return nil
 	}
-	return c, notices, nil
+	return fault.Wrap(fault.BadConfig, errors.Join(faults...), "configuration")
 }
 
 func readFile(path string, c *Config) error {

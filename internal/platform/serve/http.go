@@ -21,12 +21,16 @@ const stopTime = 10 * time.Second
 type HTTPServer struct {
 	listener net.Listener
 	server   *http.Server
+	stopTime time.Duration
 }
 
 // Listen binds addr at once, so that a port in use is known before anything
 // else starts: fault.PortInUse, or fault.BadConfig for an address that cannot
-// be bound. key is the configuration key to name.
+// be bound. key is the configuration key to name; it may be empty.
 func Listen(ctx context.Context, key, addr string) (net.Listener, error) {
+	if key == "" {
+		key = "listen"
+	}
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -37,10 +41,20 @@ func Listen(ctx context.Context, key, addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// HTTP returns a server for h on l. The write side has no time limit, since
+// HTTP binds listen at once (see Listen for the faults) and returns a server
+// for h that has not begun to answer: Run does.
+func HTTP(ctx context.Context, log *slog.Logger, listen string, h http.Handler) (*HTTPServer, error) {
+	l, err := Listen(ctx, "", listen)
+	if err != nil {
+		return nil, err
+	}
+	return HTTPOn(l, log, h), nil
+}
+
+// HTTPOn returns a server for h on l. The write side has no time limit, since
 // answers may stream; each handler bounds itself.
-func HTTP(l net.Listener, h http.Handler, log *slog.Logger) *HTTPServer {
-	return &HTTPServer{listener: l, server: &http.Server{
+func HTTPOn(l net.Listener, log *slog.Logger, h http.Handler) *HTTPServer {
+	return &HTTPServer{listener: l, stopTime: stopTime, server: &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,
@@ -52,8 +66,15 @@ func HTTP(l net.Listener, h http.Handler, log *slog.Logger) *HTTPServer {
 // Addr returns where the server listens.
 func (s *HTTPServer) Addr() string { return s.listener.Addr().String() }
 
+// Close gives the address back without serving; for a start that was given up.
+func (s *HTTPServer) Close() error { return s.listener.Close() }
+
 // Run serves until ctx ends, then lets open requests end within a bound.
+// Requests see their context end only when the bound is over.
 func (s *HTTPServer) Run(ctx context.Context) error {
+	requests, abort := context.WithCancel(context.WithoutCancel(ctx))
+	defer abort()
+	s.server.BaseContext = func(net.Listener) context.Context { return requests }
 	done := make(chan error, 1)
 	go func() { done <- s.server.Serve(s.listener) }()
 	select {
@@ -61,10 +82,11 @@ func (s *HTTPServer) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	stop, cancel := context.WithTimeout(requests, s.stopTime)
 	defer cancel()
 	err := s.server.Shutdown(stop)
-	if err != nil {
+	if errors.Is(err, context.DeadlineExceeded) {
+		abort()
 		err = s.server.Close()
 	}
 	<-done
@@ -75,13 +97,29 @@ func (s *HTTPServer) Run(ctx context.Context) error {
 type GRPCServer struct {
 	listener net.Listener
 	server   *grpc.Server
+	stopTime time.Duration
 }
 
-// GRPC returns a service that runs s on l.
-func GRPC(l net.Listener, s *grpc.Server) *GRPCServer { return &GRPCServer{l, s} }
+// GRPC binds listen at once (see Listen for the faults) and returns a service
+// that runs s on it.
+func GRPC(ctx context.Context, listen string, s *grpc.Server) (*GRPCServer, error) {
+	l, err := Listen(ctx, "", listen)
+	if err != nil {
+		return nil, err
+	}
+	return GRPCOn(l, s), nil
+}
+
+// GRPCOn returns a service that runs s on l.
+func GRPCOn(l net.Listener, s *grpc.Server) *GRPCServer {
+	return &GRPCServer{listener: l, server: s, stopTime: stopTime}
+}
 
 // Addr returns where the server listens.
 func (s *GRPCServer) Addr() string { return s.listener.Addr().String() }
+
+// Close gives the address back without serving; for a start that was given up.
+func (s *GRPCServer) Close() error { return s.listener.Close() }
 
 // Run serves until ctx ends, then lets open calls end within a bound.
 func (s *GRPCServer) Run(ctx context.Context) error {
@@ -92,7 +130,7 @@ func (s *GRPCServer) Run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	force := time.AfterFunc(stopTime, s.server.Stop)
+	force := time.AfterFunc(s.stopTime, s.server.Stop)
 	defer force.Stop()
 	s.server.GracefulStop()
 	return <-done

@@ -5,6 +5,7 @@ package telemetry
 import (
 	"context"
 	"net/http"
+	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -22,10 +23,10 @@ import (
 
 // Setup installs the tracer of the process. The returned function sends what
 // is left and must be called before the program ends.
-func Setup(ctx context.Context, c config.Telemetry, service, version string) (shutdown func(context.Context) error, err error) {
+func Setup(ctx context.Context, c config.Telemetry, service string) (shutdown func(context.Context) error, err error) {
 	otel.SetTextMapPropagator(propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}))
 	options := []sdktrace.TracerProviderOption{
-		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service), attribute.String("service.version", version))),
+		sdktrace.WithResource(resource.NewSchemaless(attribute.String("service.name", service), attribute.String("service.version", version()))),
 		sdktrace.WithSampler(sdktrace.ParentBased(sdktrace.TraceIDRatioBased(c.SampleRatio))),
 	}
 	if c.OTLPEndpoint != "" {
@@ -38,6 +39,20 @@ func Setup(ctx context.Context, c config.Telemetry, service, version string) (sh
 	provider := sdktrace.NewTracerProvider(options...)
 	otel.SetTracerProvider(provider)
 	return provider.Shutdown, nil
+}
+
+// version is what the build knows of itself: a module version, or the commit.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && info.Main.Version == "(devel)" {
+			return s.Value
+		}
+	}
+	return info.Main.Version
 }
 
 // Carrier returns the trace context of ctx, to be kept with work that follows
