@@ -21,7 +21,6 @@ type dialect struct {
 	write    sql.TxOptions
 	read     sql.TxOptions
 	shared   string // ends a read whose rows must not change before the commit
-	claim    string // ends a read whose rows the transaction will change, leaving out those that others work on
 	now      string // reads the database's clock, in microseconds since 1970; empty: it is ours
 	maxConns int
 	unique   func(error) bool // a unique key was taken
@@ -54,7 +53,6 @@ var mysqlDialect = dialect{
 	write:    sql.TxOptions{Isolation: sql.LevelReadCommitted}, // after a lock was waited for, later reads must see what it waited for
 	read:     sql.TxOptions{Isolation: sql.LevelRepeatableRead},
 	shared:   " LOCK IN SHARE MODE", // the spelling that MySQL 8 and MariaDB both take
-	claim:    " FOR UPDATE SKIP LOCKED",
 	now:      "CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS SIGNED)",
 	maxConns: 32,
 	unique: func(err error) bool {

@@ -27,10 +27,10 @@ func (tx *Tx) Acquire(ctx context.Context, subject, holder string, ttl time.Dura
 	next := lease.Lease{Subject: subject, Holder: holder, Epoch: l.Epoch + 1, Until: tx.Now.Add(ttl)}
 	if !found {
 		return next, tx.Insert(ctx, fmt.Errorf("acquire %s: %w", subject, fault.LeaseHeld),
-			`INSERT INTO lease (subject, holder, epoch, until_us) VALUES (?, ?, ?, ?)`, subject, holder, int64(next.Epoch), next.Until.UnixMicro())
+			`INSERT INTO lease (subject, holder, epoch, until_us) VALUES (?, ?, ?, ?)`, []byte(subject), []byte(holder), int64(next.Epoch), next.Until.UnixMicro())
 	}
 	n, err := tx.Exec(ctx, `UPDATE lease SET holder = ?, epoch = ?, until_us = ? WHERE subject = ? AND epoch = ? AND until_us = ?`,
-		holder, int64(next.Epoch), next.Until.UnixMicro(), subject, int64(l.Epoch), l.Until.UnixMicro())
+		[]byte(holder), int64(next.Epoch), next.Until.UnixMicro(), []byte(subject), int64(l.Epoch), l.Until.UnixMicro())
 	if err == nil && n == 0 {
 		err = fmt.Errorf("acquire %s: %w", subject, fault.LeaseHeld)
 	}
@@ -42,7 +42,7 @@ func (tx *Tx) Acquire(ctx context.Context, subject, holder string, ttl time.Dura
 func (tx *Tx) Renew(ctx context.Context, f lease.Fence, ttl time.Duration) (lease.Lease, error) {
 	until := tx.Now.Add(ttl)
 	n, err := tx.Exec(ctx, `UPDATE lease SET until_us = ? WHERE subject = ? AND holder = ? AND epoch = ? AND until_us > ?`,
-		until.UnixMicro(), f.Subject, f.Holder, int64(f.Epoch), tx.Now.UnixMicro())
+		until.UnixMicro(), []byte(f.Subject), []byte(f.Holder), int64(f.Epoch), tx.Now.UnixMicro())
 	if err == nil && n == 0 {
 		err = fmt.Errorf("renew %s at epoch %d: %w", f.Subject, f.Epoch, fault.StaleController)
 	}
@@ -53,7 +53,7 @@ func (tx *Tx) Renew(ctx context.Context, f lease.Fence, ttl time.Duration) (leas
 // The row stays, so that the next epoch is higher.
 func (tx *Tx) Release(ctx context.Context, f lease.Fence) error {
 	n, err := tx.Exec(ctx, `UPDATE lease SET until_us = ? WHERE subject = ? AND holder = ? AND epoch = ? AND until_us > ?`,
-		tx.Now.UnixMicro(), f.Subject, f.Holder, int64(f.Epoch), tx.Now.UnixMicro())
+		tx.Now.UnixMicro(), []byte(f.Subject), []byte(f.Holder), int64(f.Epoch), tx.Now.UnixMicro())
 	if err == nil && n == 0 {
 		err = fmt.Errorf("release %s at epoch %d: %w", f.Subject, f.Epoch, fault.StaleController)
 	}
@@ -78,7 +78,7 @@ func (tx *Tx) Guard(ctx context.Context, f lease.Fence) error {
 func (tx *Tx) leaseRow(ctx context.Context, subject, lock string) (lease.Lease, bool, error) {
 	l := lease.Lease{Subject: subject}
 	var epoch, until int64
-	found, err := tx.Row(ctx, `SELECT holder, epoch, until_us FROM lease WHERE subject = ?`+lock, []any{subject}, &l.Holder, &epoch, &until)
+	found, err := tx.Row(ctx, `SELECT holder, epoch, until_us FROM lease WHERE subject = ?`+lock, []any{[]byte(subject)}, &l.Holder, &epoch, &until)
 	l.Epoch, l.Until = lease.Epoch(epoch), time.UnixMicro(until)
 	return l, found, err
 }

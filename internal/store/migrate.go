@@ -66,7 +66,7 @@ func (s *Store) migrate(ctx context.Context, apply bool) error {
 	if !apply {
 		return s.checkSteps(ctx, true)
 	}
-	locked, err := s.withLock(ctx, "paddock_migration", migrateTime, s.applySteps)
+	locked, err := s.WithLock(ctx, "paddock_migration", migrateTime, s.applySteps)
 	if err == nil && !locked {
 		err = fault.New(fault.StoreUnavailable, "schema: another program has been migrating it for over %s", migrateTime)
 	}

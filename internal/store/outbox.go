@@ -2,26 +2,116 @@ package store
 
 import (
 	"context"
+	"log/slog"
 	"time"
+
+	"github.com/paddock-dev/paddock/internal/platform/id"
 )
 
-// Message is work that must follow a commit.
+// Message is work that must follow a commit. It is delivered at least once.
 type Message struct {
-	ID       string // made by Enqueue when empty
+	ID       string
 	Topic    string
-	Key      string // messages of one topic and key are delivered in order; empty: no order
+	Key      string // messages of one topic and key are delivered one at a time, oldest first
 	Payload  []byte
-	Trace    string // trace id of the request that wrote it
-	Attempts int    // failed deliveries so far
+	Trace    string
+	Attempts int
+	Error    string // of the last attempt
 }
 
-// Enqueue stores m with the transaction, to be delivered not before after.
+const (
+	claimTime   = 2 * time.Minute // how long a deliverer may take before another may try
+	maxAttempts = 200
+	maxPause    = time.Minute
+)
+
+// Enqueue stores m with the transaction, to be delivered no sooner than after.
 func (tx *Tx) Enqueue(ctx context.Context, m Message, after time.Duration) error {
-	return errUnwritten
+	if m.Payload == nil {
+		m.Payload = []byte{}
+	}
+	_, err := tx.Exec(ctx, `INSERT INTO outbox (id, topic, message_key, payload, trace, attempts, last_error, due_us, claimed_until_us, dead, created_us) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0, ?)`,
+		id.New("msg-"), m.Topic, []byte(m.Key), m.Payload, []byte(m.Trace), []byte{}, tx.Now.Add(after).UnixMicro(), tx.Now.UnixMicro())
+	return err
 }
 
-// Deliver hands up to batch due messages of topic to handle, one at a time,
-// each at least once.
+// Deliver hands due messages of topic to handle, at most batch, and returns how
+// many were done. A message whose handle fails is tried again after a growing
+// pause; one that failed for long stays as a dead row for an operator to see.
+// Two deliverers never work on one message at a time, unless one takes longer
+// than two minutes.
 func (s *Store) Deliver(ctx context.Context, topic string, batch int, handle func(context.Context, Message) error) (delivered int, err error) {
-	return 0, errUnwritten
+	for range batch {
+		m, found, err := s.claim(ctx, topic)
+		if err != nil || !found {
+			return delivered, err
+		}
+		bounded, cancel := context.WithTimeout(ctx, claimTime)
+		failed := handle(bounded, m)
+		cancel()
+		if failed == nil {
+			delivered++
+		}
+		if err := s.settle(ctx, m, failed); err != nil {
+			return delivered, err
+		}
+	}
+	return delivered, nil
+}
+
+func (s *Store) claim(ctx context.Context, topic string) (m Message, found bool, err error) {
+	err = s.Update(ctx, func(tx *Tx) (err error) {
+		now := tx.Now.UnixMicro()
+		m, found, err = First(ctx, tx, scanMessage,
+			`SELECT id, topic, message_key, payload, trace, attempts, last_error FROM outbox o
+			WHERE topic = ? AND dead = 0 AND due_us <= ? AND claimed_until_us <= ?
+			AND NOT EXISTS (SELECT 1 FROM outbox e WHERE e.topic = o.topic AND e.message_key = o.message_key AND e.dead = 0 AND (e.created_us < o.created_us OR (e.created_us = o.created_us AND e.id < o.id)))
+			ORDER BY due_us, id LIMIT 1`, topic, now, now)
+		if err != nil || !found {
+			return err
+		}
+		n, err := tx.Exec(ctx, `UPDATE outbox SET claimed_until_us = ?, attempts = attempts + 1 WHERE id = ? AND attempts = ? AND claimed_until_us <= ?`,
+			tx.Now.Add(claimTime).UnixMicro(), m.ID, m.Attempts, now)
+		if err == nil && n == 0 {
+			err = errLostRace
+		}
+		m.Attempts++
+		return err
+	})
+	return m, found && err == nil, err
+}
+
+func scanMessage(r Scanner) (m Message, err error) {
+	var last []byte
+	err = r.Scan(&m.ID, &m.Topic, &m.Key, &m.Payload, &m.Trace, &m.Attempts, &last)
+	m.Error = string(last)
+	return m, err
+}
+
+func (s *Store) settle(ctx context.Context, m Message, failed error) error {
+	// On a context of its own: work that was done must not be done again
+	// because the deliverer was stopped after it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+	defer cancel()
+	return s.Update(ctx, func(tx *Tx) error {
+		if failed == nil {
+			_, err := tx.Exec(ctx, `DELETE FROM outbox WHERE id = ?`, m.ID)
+			return err
+		}
+		dead := 0
+		if m.Attempts >= maxAttempts {
+			dead = 1
+			s.log.ErrorContext(ctx, "outbox message given up", slog.String("topic", m.Topic), slog.String("key", m.Key), slog.String("error", failed.Error()))
+		}
+		pause := min(maxPause, 100*time.Millisecond<<min(m.Attempts, 12))
+		_, err := tx.Exec(ctx, `UPDATE outbox SET claimed_until_us = 0, last_error = ?, due_us = ?, dead = ? WHERE id = ? AND attempts = ?`,
+			[]byte(failed.Error()), tx.Now.Add(pause).UnixMicro(), dead, m.ID, m.Attempts)
+		return err
+	})
+}
+
+// OutboxLen returns how many messages wait and how many were given up.
+func (tx *Tx) OutboxLen(ctx context.Context) (waiting, dead int64, err error) {
+	_, err = tx.Row(ctx, `SELECT COALESCE(SUM(1 - dead), 0), COALESCE(SUM(dead), 0) FROM outbox`, nil, &waiting, &dead)
+	return waiting, dead, err
 }
