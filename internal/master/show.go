@@ -1,0 +1,213 @@
+package master
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
+
+func showJob(j template.Job) *cubeapi.Job {
+	began := map[string]int64{}
+	for p, t := range j.PhaseTimes {
+		began[cubeapi.Word(p)] = t.UnixMilli()
+	}
+	return &cubeapi.Job{
+		JobID: string(j.ID), TemplateID: string(j.TemplateID), RequestID: j.RequestID, AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Operation: cubeapi.Word(j.Operation),
+		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
+		ExpectedNodeCount: j.Expected, ReadyNodeCount: j.Ready, FailedNodeCount: j.Failed, Alias: j.Alias, SourceImageRef: j.ImageRef, SourceImageDigest: j.Digest,
+		PullTotalBytes: j.Pull.TotalBytes, PullDoneBytes: j.Pull.DoneBytes, PullTotalLayers: j.Pull.TotalLayers, PullDoneLayers: j.Pull.DoneLayers, PullBytesPerSecond: j.Pull.BytesPerSecond,
+		PhaseStartedMS: began, CreatedAt: stamp(j.CreatedAt), UpdatedAt: stamp(j.ChangedAt),
+	}
+}
+
+func showArtifact(a template.Artifact) *cubeapi.Artifact {
+	return &cubeapi.Artifact{ArtifactID: string(a.ID), ContentKey: a.ContentKey, SourceImageRef: a.ImageRef, SourceImageDigest: a.Digest, Ext4SHA256: a.SHA256, Ext4SizeBytes: a.SizeBytes, Status: cubeapi.Word(a.State), LastError: a.Error}
+}
+
+func showTemplate(d template.Definition) cubeapi.Template {
+	info := d.ImageRef
+	if d.Digest != "" {
+		info += "@" + d.Digest
+	}
+	return cubeapi.Template{
+		TemplateID: string(d.ID), Alias: d.Alias, DisplayName: d.Alias, InstanceType: d.InstanceType, Version: "v2", Status: cubeapi.Word(d.State), LastError: d.Error,
+		ArtifactID: string(d.ArtifactID), CreatedAt: stamp(d.CreatedAt), ImageInfo: info, JobID: string(d.JobID),
+	}
+}
+
+func showSandbox(s sandbox.Sandbox) cubeapi.Sandbox {
+	return cubeapi.Sandbox{
+		SandboxID: string(s.ID), Status: cubeapi.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
+		MilliCPU: s.Resources.MilliCPU, MemBytes: s.Resources.MemBytes, DiskBytes: s.Resources.DiskBytes, Labels: s.Metadata, Reason: s.Reason, CreatedAt: stamp(s.CreatedAt),
+	}
+}
+
+func (m *Master) answerJob(w http.ResponseWriter, r *http.Request, id string, j template.Job, err error) {
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, cubeapi.JobAnswer{Envelope: cubeapi.OK(named(r, id)), Job: showJob(j)})
+}
+
+func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {
+	id := r.URL.Query().Get("job_id")
+	if id == "" {
+		serve.WriteError(w, r, fault.New(fault.InvalidInput, "job_id is missing"))
+		return
+	}
+	j, err := m.job(r.Context(), template.JobID(id))
+	m.answerJob(w, r, "", j, err)
+}
+
+func (m *Master) serveBuildStatus(w http.ResponseWriter, r *http.Request) {
+	j, err := m.job(r.Context(), template.JobID(r.PathValue("build_id")))
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	answer := cubeapi.BuildStatusAnswer{Envelope: cubeapi.OK(requestID(r)), BuildID: string(j.ID), TemplateID: string(j.TemplateID), AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Status: "building", Progress: j.Progress, Message: j.Error}
+	switch j.State {
+	case template.JobReady:
+		answer.Status = "ready"
+	case template.JobFailed:
+		answer.Status = "error"
+	}
+	if answer.Message == "" {
+		answer.Message = cubeapi.Word(j.Phase)
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+// serveTemplates answers one template when template_id is given, else all.
+func (m *Master) serveTemplates(w http.ResponseWriter, r *http.Request) {
+	if name := r.URL.Query().Get("template_id"); name != "" {
+		m.serveTemplate(w, r, name)
+		return
+	}
+	answer := cubeapi.TemplateListAnswer{Envelope: cubeapi.OK(requestID(r)), Data: []cubeapi.Template{}}
+	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		list, err := templatedb.ListDefinitions(r.Context(), tx, 1000)
+		for _, d := range list {
+			answer.Data = append(answer.Data, showTemplate(d))
+		}
+		return err
+	})
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+func (m *Master) serveTemplate(w http.ResponseWriter, r *http.Request, name string) {
+	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
+	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		d, err := templatedb.Resolve(r.Context(), tx, name)
+		if err != nil {
+			return err
+		}
+		answer.Template = showTemplate(d)
+		if v := r.URL.Query().Get("include_request"); v == "true" || v == "1" {
+			answer.CreateRequest = rawJSON(d.Request)
+		}
+		list, err := templatedb.ListReplicas(r.Context(), tx, d.ID)
+		if err != nil {
+			return err
+		}
+		for _, p := range list {
+			shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
+			if f, err := sandboxdb.GetHost(r.Context(), tx, p.HostID); err == nil {
+				shown.NodeIP = f.IP
+			}
+			answer.Replicas = append(answer.Replicas, shown)
+		}
+		return nil
+	})
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+// rawJSON is shown as it is stored.
+type rawJSON []byte
+
+func (j rawJSON) MarshalJSON() ([]byte, error) { return j, nil }
+
+func (m *Master) serveAlias(w http.ResponseWriter, r *http.Request) {
+	var req cubeapi.AliasRequest
+	var err error
+	if r.ContentLength != 0 {
+		err = serve.ReadJSON(r, maxBody, &req)
+	}
+	if err == nil && req.Alias != "" {
+		err = template.CheckAlias(req.Alias)
+	}
+	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
+	if err == nil {
+		err = m.db.Update(r.Context(), func(tx *store.Tx) error {
+			d, err := m.moveAlias(r, tx, req.Alias)
+			answer.Template = showTemplate(d)
+			return err
+		})
+	}
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+// moveAlias gives the template an alias, takes it from another, or clears it
+// (facts 1.7).
+func (m *Master) moveAlias(r *http.Request, tx *store.Tx, alias string) (template.Definition, error) {
+	ctx := r.Context()
+	d, err := templatedb.Resolve(ctx, tx, r.PathValue("template_id"))
+	if err != nil {
+		return d, err
+	}
+	if alias != "" && !d.State.Usable() || d.State == template.Deleting {
+		return d, fault.New(fault.TemplateNotReady, "template %s is %s", d.ID, d.State)
+	}
+	if alias != "" {
+		if other, taken, err := templatedb.DefinitionByAlias(ctx, tx, alias); err != nil {
+			return d, err
+		} else if taken && other.ID != d.ID {
+			if _, err := templatedb.SetAlias(ctx, tx, other, ""); err != nil {
+				return d, err
+			}
+		}
+	}
+	return templatedb.SetAlias(ctx, tx, d, alias)
+}
+
+func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {
+	id := r.URL.Query().Get("artifact_id")
+	if id == "" {
+		serve.WriteError(w, r, fault.New(fault.InvalidInput, "artifact_id is missing"))
+		return
+	}
+	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(requestID(r))}
+	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		a, err := templatedb.GetArtifact(r.Context(), tx, template.ArtifactID(id))
+		answer.Job = &cubeapi.Job{ArtifactID: id, ArtifactStatus: cubeapi.Word(a.State), Artifact: showArtifact(a)}
+		return err
+	})
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
+}
