@@ -1,0 +1,219 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"google.golang.org/grpc"
+
+	"github.com/paddock-dev/paddock/internal/cubelet"
+	"github.com/paddock-dev/paddock/internal/hostpb"
+	"github.com/paddock-dev/paddock/internal/master"
+	"github.com/paddock-dev/paddock/internal/platform/auth"
+	"github.com/paddock-dev/paddock/internal/platform/config"
+	"github.com/paddock-dev/paddock/internal/platform/datadir"
+	"github.com/paddock-dev/paddock/internal/platform/logs"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/templatecenter"
+)
+
+// roles of one process, in the order in which they start: each may use those
+// before it.
+var allRoles = []string{"master", "templatecenter", "cubelet"}
+
+func (a *app) roleCommands() []*cobra.Command {
+	up := &cobra.Command{
+		Use: "up", Short: "Run everything in one process", Args: args(0, 0),
+		Long: "Run master, template centre and cubelet in one process. They still talk over HTTP and gRPC.\nSandboxes end with it, unless PADDOCK_ON_STOP=keep.",
+		RunE: func(c *cobra.Command, _ []string) error { return a.runRoles(c.Context(), "up", allRoles) },
+	}
+	list := []*cobra.Command{up}
+	for role, short := range map[string]string{
+		"master":         "Run the control plane of templates and sandboxes",
+		"templatecenter": "Run the build service",
+		"cubelet":        "Run the sandboxes of this host",
+	} {
+		list = append(list, &cobra.Command{Use: role, Short: short, Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
+			return a.runRoles(c.Context(), role, []string{role})
+		}})
+	}
+	return list
+}
+
+// process is what the roles of one process share.
+type process struct {
+	cfg     config.Config
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	db      *store.Store
+	parts   []serve.Named
+	faces   []string
+}
+
+func (a *app) runRoles(ctx context.Context, name string, roles []string) (err error) {
+	cfg, notices, err := a.load(func(c *config.Config) {
+		if name == "up" && !isSet("PADDOCK_ON_STOP") {
+			c.Cubelet.OnStop = "kill"
+		}
+	})
+	if err != nil {
+		return err
+	}
+	dir, err := datadir.Open(cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	for _, role := range roles {
+		release, err := dir.Lock(role)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = release() }() // it ends with the process at the latest
+	}
+	if cfg.Auth, err = dir.Secrets(cfg.Auth); err != nil {
+		return err
+	}
+	p := &process{cfg: cfg, log: logs.New(a.stderr, cfg.Log.Level, cfg.Log.Format), metrics: telemetry.NewRegistry()}
+	for _, n := range notices {
+		p.log.WarnContext(ctx, "configuration", slog.String("notice", n))
+	}
+	flush, err := telemetry.Setup(ctx, cfg.Telemetry, "paddock-"+name, version)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, bounded(flush)) }()
+	if err := p.open(ctx, roles); err != nil {
+		return err
+	}
+	if p.db != nil {
+		defer func() { err = errors.Join(err, p.db.Close()) }()
+	}
+	if err := a.announce(dir, p, name); err != nil {
+		return err
+	}
+	return serve.Group(ctx, p.log, p.parts...)
+}
+
+func bounded(stop func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return stop(ctx)
+}
+
+// open binds every address first, so that a port in use is told before
+// anything is made, and then builds the roles.
+func (p *process) open(ctx context.Context, roles []string) error {
+	addresses := map[string]string{"master": p.cfg.Master.Listen, "templatecenter": p.cfg.TemplateCenter.Listen, "cubelet": p.cfg.Cubelet.Listen}
+	listeners := map[string]net.Listener{}
+	for _, role := range roles {
+		l, err := serve.Listen(ctx, role+".listen", addresses[role])
+		if err != nil {
+			return err
+		}
+		listeners[role] = l
+		p.faces = append(p.faces, fmt.Sprintf("%-15s %s", role, l.Addr()))
+	}
+	for _, role := range roles {
+		var err error
+		switch role {
+		case "master":
+			err = p.openMaster(ctx, listeners[role])
+		case "templatecenter":
+			err = p.openCenter(ctx, listeners[role])
+		case "cubelet":
+			err = p.openCubelet(ctx, listeners[role])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *process) store(ctx context.Context) (_ *store.Store, err error) {
+	if p.db == nil {
+		p.db, err = store.Open(ctx, store.Options{DSN: p.cfg.Database.DSN.Reveal(), AutoMigrate: p.cfg.Database.AutoMigrate, Log: p.log})
+	}
+	return p.db, err
+}
+
+func (p *process) openMaster(ctx context.Context, l net.Listener) error {
+	db, err := p.store(ctx)
+	if err != nil {
+		return err
+	}
+	m, err := master.New(master.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "master"), Metrics: p.metrics})
+	if err != nil {
+		return err
+	}
+	p.parts = append(p.parts, serve.Named{Name: "master", Service: m}, serve.Named{Name: "master.http", Service: serve.HTTP(l, m.Handler(), p.log)})
+	return nil
+}
+
+func (p *process) openCenter(ctx context.Context, l net.Listener) error {
+	db, err := p.store(ctx)
+	if err != nil {
+		return err
+	}
+	c, err := templatecenter.Open(templatecenter.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "templatecenter"), Metrics: p.metrics})
+	if err != nil {
+		return err
+	}
+	p.parts = append(p.parts, serve.Named{Name: "templatecenter", Service: c}, serve.Named{Name: "templatecenter.http", Service: serve.HTTP(l, c.Handler(), p.log)})
+	return nil
+}
+
+func (p *process) openCubelet(ctx context.Context, l net.Listener) error {
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		return err
+	}
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
+	c, err := cubelet.Open(ctx, cubelet.Deps{Config: p.cfg, Log: p.log.With("role", "cubelet"), Metrics: p.metrics, Version: version, GRPCPort: number})
+	if err != nil {
+		return err
+	}
+	a := p.cfg.Auth
+	s := grpc.NewServer(
+		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+		grpc.ChainUnaryInterceptor(auth.UnaryServer(a.HostToken, a.InsecureOpen)),
+		grpc.ChainStreamInterceptor(auth.StreamServer(a.HostToken, a.InsecureOpen)),
+	)
+	hostpb.RegisterHostServiceServer(s, cubelet.NewServer(c))
+	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPC(l, s)})
+	return nil
+}
+
+// announce says where the roles listen and what to type next.
+func (a *app) announce(dir *datadir.Dir, p *process, name string) error {
+	if name == "up" || name == "master" {
+		if err := dir.WriteClient(datadir.Client{Address: p.cfg.Master.Addr, APIKey: p.cfg.Auth.APIKey.Reveal()}); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(a.stderr, "paddock %s %s, data in %s\n", name, version, dir.Path)
+	for _, f := range p.faces {
+		fmt.Fprintf(a.stderr, "  %s\n", f)
+	}
+	if name == "up" {
+		fmt.Fprintf(a.stderr, "  API key         %s (kept in %s/secrets/api-key)\n\nNext, in another terminal:\n  paddock tpl create-from-image --data-dir %s --image IMAGE --alias first\n", p.cfg.Auth.APIKey.Reveal(), dir.Path, dir.Path)
+	}
+	if p.cfg.Auth.InsecureOpen {
+		p.log.Warn("auth.insecure_open is on: every call is accepted without a token; never use it outside development")
+	}
+	return nil
+}
+

@@ -1,0 +1,185 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+)
+
+func (a *app) sandboxCommand() *cobra.Command {
+	c := &cobra.Command{Use: "sandbox", Aliases: []string{"sbx"}, Short: "Make and use sandboxes"}
+	var all bool
+	list := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			list, err := api.Sandboxes(c.Context(), all)
+			if err != nil {
+				return err
+			}
+			return a.show(list, func(w io.Writer) {
+				fmt.Fprintln(w, "SANDBOX_ID\tSTATUS\tTEMPLATE_ID\tHOST\tIP\tCREATED_AT\tREASON")
+				for _, s := range list {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.SandboxID, s.Status, s.TemplateID, s.HostID, s.SandboxIP, s.CreatedAt, s.Reason)
+				}
+			})
+		})
+	}}
+	list.Flags().BoolVar(&all, "all", false, "also those that ended within a day")
+	info := &cobra.Command{Use: "info SANDBOX", Short: "Show one sandbox", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			s, err := api.Sandbox(c.Context(), given[0])
+			if err != nil {
+				return err
+			}
+			return a.show(s, func(w io.Writer) { printSandbox(w, *s) })
+		})
+	}}
+	remove := &cobra.Command{Use: "delete SANDBOX...", Aliases: []string{"kill", "rm"}, Short: "End sandboxes", Args: args(1, -1), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			return each(given, func(id string) error {
+				err := api.DeleteSandbox(c.Context(), id)
+				if err == nil {
+					fmt.Fprintln(a.stderr, "sandbox deleted:", id)
+				}
+				return err
+			})
+		})
+	}}
+	c.AddCommand(a.createCommand(), list, info, a.execCommand(), a.copyCommand(), remove)
+	return c
+}
+
+// each does all, also after a failure, and joins what failed.
+func each(list []string, do func(string) error) error {
+	var errs []error
+	for _, one := range list {
+		errs = append(errs, do(one))
+	}
+	return errors.Join(errs...)
+}
+
+func printSandbox(w io.Writer, s cubeapi.Sandbox) {
+	fmt.Fprintf(w, "sandbox_id:\t%s\nstatus:\t%s\ntemplate_id:\t%s\nhost:\t%s\nip:\t%s\ncpu:\t%dm\nmemory:\t%d MiB\ndisk:\t%d MiB\ncreated_at:\t%s\n", s.SandboxID, s.Status, s.TemplateID, s.HostID, s.SandboxIP, s.MilliCPU, s.MemBytes>>20, s.DiskBytes>>20, s.CreatedAt)
+	if s.Reason != "" {
+		fmt.Fprintf(w, "reason:\t%s\n", s.Reason)
+	}
+}
+
+func (a *app) createCommand() *cobra.Command {
+	var r cubeapi.SandboxCreateRequest
+	var res cubeapi.Quantity
+	var envs, labels map[string]string
+	c := &cobra.Command{Use: "create TEMPLATE", Short: "Make a sandbox of a template, by id or alias", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
+		r.TemplateID, r.Envs, r.Labels = given[0], envs, labels
+		if res != (cubeapi.Quantity{}) {
+			r.Containers = []cubeapi.Container{{Resources: &res}}
+		}
+		return a.with(func(api *cubeapi.Client) error {
+			answer, err := api.CreateSandbox(c.Context(), r)
+			if err != nil {
+				return err
+			}
+			return a.show(answer, func(w io.Writer) {
+				fmt.Fprintln(w, answer.SandboxID)
+				fmt.Fprintf(a.stderr, "created on %s in %s ms\n", answer.HostID, answer.ExtInfo["cube-e2e"])
+			})
+		})
+	}}
+	f := c.Flags()
+	f.StringToStringVar(&envs, "env", nil, "environment variable NAME=VALUE")
+	f.StringToStringVar(&labels, "label", nil, "label NAME=VALUE")
+	f.StringVar(&res.CPU, "cpu", "", "CPU, such as 500m, unless the template says")
+	f.StringVar(&res.Mem, "memory", "", "memory, such as 1Gi, unless the template says")
+	f.StringSliceVar(&r.Scope, "node", nil, "host that may be chosen")
+	return c
+}
+
+func (a *app) execCommand() *cobra.Command {
+	var r cubeapi.ExecRequest
+	var timeout time.Duration
+	var interactive bool
+	c := &cobra.Command{Use: "exec SANDBOX -- COMMAND [ARG...]", Short: "Run a command in a sandbox and exit as it does", Args: args(2, -1), RunE: func(c *cobra.Command, given []string) error {
+		r.SandboxID, r.Command, r.TimeoutMS = given[0], given[1:], timeout.Milliseconds()
+		if interactive {
+			b, err := io.ReadAll(a.stdin)
+			if err != nil {
+				return err
+			}
+			r.Stdin = b
+		}
+		return a.with(func(api *cubeapi.Client) error {
+			exit, err := api.Exec(c.Context(), r, a.stdout, a.stderr)
+			if err != nil {
+				return err
+			}
+			if exit.Signal != "" {
+				fmt.Fprintln(a.stderr, "ended by signal:", exit.Signal)
+				return exitStatus(137)
+			}
+			if exit.Code != 0 {
+				return exitStatus(exit.Code)
+			}
+			return nil
+		})
+	}}
+	f := c.Flags()
+	f.StringToStringVar(&r.Envs, "env", nil, "environment variable NAME=VALUE")
+	f.StringVar(&r.Cwd, "cwd", "", "working directory")
+	f.StringVar(&r.User, "user", "", "user of the image (default root)")
+	f.DurationVar(&timeout, "timeout", time.Minute, "end the command after this long")
+	f.BoolVarP(&interactive, "stdin", "i", false, "pass standard input to the command")
+	return c
+}
+
+// copyCommand moves one file in or out, by which side names a sandbox.
+func (a *app) copyCommand() *cobra.Command {
+	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file or - ", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			if id, path, ok := remotePath(given[1]); ok {
+				in := io.NopCloser(a.stdin)
+				if given[0] != "-" {
+					f, err := os.Open(given[0])
+					if err != nil {
+						return fault.Wrap(fault.InvalidInput, err, "source")
+					}
+					in = f
+				}
+				defer in.Close()
+				_, err := api.WriteFile(c.Context(), id, path, in)
+				return err
+			}
+			id, path, ok := remotePath(given[0])
+			if !ok {
+				return fault.New(fault.InvalidInput, "neither %q nor %q is SANDBOX:/path", given[0], given[1])
+			}
+			if given[1] == "-" {
+				return api.ReadFile(c.Context(), id, path, a.stdout)
+			}
+			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), id, path, w) })
+		})
+	}}
+}
+
+func remotePath(s string) (id, path string, ok bool) {
+	id, path, ok = strings.Cut(s, ":")
+	return id, path, ok && strings.HasPrefix(path, "/") && !strings.Contains(id, "/")
+}
+
+// download makes a file whole or not at all.
+func download(path string, fill func(io.Writer) error) error {
+	f, err := os.Create(path + ".part")
+	if err != nil {
+		return fault.Wrap(fault.InvalidInput, err, "target")
+	}
+	if err := errors.Join(fill(f), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), path)
+}

@@ -1,0 +1,291 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/id"
+)
+
+// pollEvery is how often a job is asked for while somebody watches.
+const pollEvery = 150 * time.Millisecond
+
+func (a *app) templateCommand() *cobra.Command {
+	c := &cobra.Command{Use: "tpl", Aliases: []string{"template"}, Short: "Make and manage templates"}
+	list := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List templates", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			all, err := api.Templates(c.Context())
+			if err != nil {
+				return err
+			}
+			return a.show(all, func(w io.Writer) {
+				fmt.Fprintln(w, "TEMPLATE_ID\tALIAS\tSTATUS\tCREATED_AT\tIMAGE_INFO")
+				for _, t := range all {
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.TemplateID, t.Alias, t.Status, t.CreatedAt, t.ImageInfo)
+				}
+			})
+		})
+	}}
+	info := &cobra.Command{Use: "info TEMPLATE", Short: "Show one template and where it is ready", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			t, err := api.Template(c.Context(), given[0])
+			if err != nil {
+				return err
+			}
+			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
+		})
+	}}
+	remove := &cobra.Command{Use: "delete TEMPLATE...", Short: "Delete templates", Args: args(1, -1), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			return each(given, func(name string) error {
+				err := api.DeleteTemplate(c.Context(), name)
+				if err == nil {
+					fmt.Fprintln(a.stderr, "template deleted:", name)
+				}
+				return err
+			})
+		})
+	}}
+	alias := &cobra.Command{Use: "alias TEMPLATE [ALIAS]", Short: "Set, move or clear a template's alias", Args: args(1, 2), RunE: func(c *cobra.Command, given []string) error {
+		return a.with(func(api *cubeapi.Client) error {
+			t, err := api.SetAlias(c.Context(), given[0], strings.Join(given[1:], ""))
+			if err != nil {
+				return err
+			}
+			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
+		})
+	}}
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), list, info, remove, alias)
+	return c
+}
+
+func (a *app) with(do func(*cubeapi.Client) error) error {
+	api, err := a.client()
+	if err != nil {
+		return err
+	}
+	return do(api)
+}
+
+func printTemplate(w io.Writer, t cubeapi.Template) {
+	fmt.Fprintf(w, "template_id:\t%s\nalias:\t%s\nstatus:\t%s\nartifact_id:\t%s\nimage:\t%s\ncreated_at:\t%s\n", t.TemplateID, t.Alias, t.Status, t.ArtifactID, t.ImageInfo, t.CreatedAt)
+	if t.LastError != "" {
+		fmt.Fprintf(w, "error:\t%s\n", t.LastError)
+	}
+	if len(t.Replicas) > 0 {
+		fmt.Fprintln(w, "\nNODE_ID\tNODE_IP\tSTATUS\tPHASE\tERROR")
+		for _, r := range t.Replicas {
+			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", r.NodeID, r.NodeIP, r.Status, r.Phase, r.ErrorMessage)
+		}
+	}
+}
+
+func (a *app) fromImageCommand() *cobra.Command {
+	var r cubeapi.FromImageRequest
+	var envs, command, commandArgs []string
+	var res cubeapi.Quantity
+	var detach, passwordIn bool
+	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
+		if r.SourceImageRef == "" {
+			return fault.New(fault.InvalidInput, "--image is missing")
+		}
+		if passwordIn {
+			b, err := io.ReadAll(io.LimitReader(a.stdin, 1<<16))
+			if err != nil {
+				return err
+			}
+			r.RegistryPassword = strings.TrimSpace(string(b))
+		}
+		o := cubeapi.ContainerOverride{Command: command, Args: commandArgs}
+		for _, kv := range envs {
+			k, v, ok := strings.Cut(kv, "=")
+			if !ok || k == "" {
+				return fault.New(fault.InvalidInput, "--env %q: must be NAME=VALUE", kv)
+			}
+			o.Envs = append(o.Envs, cubeapi.KeyValue{Key: k, Value: v})
+		}
+		if res != (cubeapi.Quantity{}) {
+			o.Resources = &res
+		}
+		if o.Resources != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
+			r.Overrides = &o
+		}
+		r.RequestID = id.New("cli-")
+		return a.with(func(api *cubeapi.Client) error {
+			j, err := api.FromImage(c.Context(), r)
+			if err != nil {
+				return err
+			}
+			if !detach {
+				return a.watch(c.Context(), api, j.JobID)
+			}
+			return a.show(j, func(w io.Writer) { printJob(w, j) })
+		})
+	}}
+	f := c.Flags()
+	f.StringVar(&r.SourceImageRef, "image", "", "image reference (required)")
+	f.StringVar(&r.Alias, "alias", "", "stable name of the template")
+	f.StringVar(&r.WritableLayerSize, "writable-layer-size", "1Gi", "size of each sandbox's private layer")
+	f.StringVar(&r.InstanceType, "instance-type", "", "kind of host (default cubebox)")
+	f.IntSliceVar(&r.ExposedPorts, "expose-port", nil, "port that sandboxes expose")
+	f.StringSliceVar(&r.DistributionScope, "node", nil, "host to distribute to (default: all healthy ones)")
+	f.StringArrayVar(&envs, "env", nil, "environment variable NAME=VALUE")
+	f.StringArrayVar(&command, "cmd", nil, "program that every sandbox starts by itself")
+	f.StringArrayVar(&commandArgs, "arg", nil, "argument of that program")
+	f.StringVar(&res.CPU, "cpu", "", "CPU of each sandbox, such as 2000m or 2 (default 1)")
+	f.StringVar(&res.Mem, "memory", "", "memory of each sandbox, such as 1Gi; a bare number counts in Mi (default 512Mi)")
+	f.StringVar(&r.RegistryUsername, "registry-username", "", "user of the registry")
+	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
+	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
+	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
+	return c
+}
+
+func (a *app) jobCommand(use, short string, follow bool) *cobra.Command {
+	var jobID string
+	c := &cobra.Command{Use: use + " [JOB]", Short: short, Args: args(0, 1), RunE: func(c *cobra.Command, given []string) error {
+		if len(given) == 1 && jobID == "" {
+			jobID = given[0]
+		}
+		if jobID == "" {
+			return fault.New(fault.InvalidInput, "--job-id is missing")
+		}
+		return a.with(func(api *cubeapi.Client) error {
+			if follow {
+				return a.watch(c.Context(), api, jobID)
+			}
+			j, err := api.Job(c.Context(), jobID)
+			if err != nil {
+				return err
+			}
+			return a.show(j, func(w io.Writer) { printJob(w, j) })
+		})
+	}}
+	c.Flags().StringVar(&jobID, "job-id", "", "id of the job")
+	return c
+}
+
+// watch follows a job until it ends. Ctrl-C stops the watching, not the job.
+func (a *app) watch(ctx context.Context, api *cubeapi.Client, jobID string) error {
+	line := progressLine{w: a.stderr, terminal: isTerminal(a.stderr)}
+	for {
+		j, err := api.Job(ctx, jobID)
+		if ctx.Err() != nil {
+			line.end()
+			fmt.Fprintf(a.stderr, "The job goes on; follow it with: paddock tpl watch --job-id %s\n", jobID)
+			return exitStatus(130)
+		}
+		if err != nil {
+			line.end()
+			return err
+		}
+		line.show(j)
+		switch j.Status {
+		case cubeapi.StatusReady:
+			line.end()
+			if j.ErrorMessage != "" {
+				fmt.Fprintln(a.stderr, "Warning:", j.ErrorMessage)
+			}
+			return a.show(j, func(w io.Writer) { printJob(w, j) })
+		case cubeapi.StatusFailed:
+			line.end()
+			if a.output != "table" {
+				if err := a.show(j, nil); err != nil {
+					return err
+				}
+			}
+			return fault.FromName(j.ErrorCode, 0, "job "+j.JobID+": "+j.ErrorMessage)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pollEvery):
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// progressLine shows a job: one line that changes on a terminal, a line per
+// phase elsewhere.
+type progressLine struct {
+	w        io.Writer
+	terminal bool
+	last     string
+}
+
+const barWidth = 24
+
+func (p *progressLine) show(j *cubeapi.Job) {
+	text := fmt.Sprintf("%3d%% %-14s", j.Progress, strings.ToLower(j.Phase))
+	pull := ""
+	if j.PullTotalBytes > 0 {
+		pull = fmt.Sprintf(" pulled %d/%d MiB, %d/%d layers", j.PullDoneBytes>>20, j.PullTotalBytes>>20, j.PullDoneLayers, j.PullTotalLayers)
+	}
+	if j.ExpectedNodeCount > 0 {
+		pull = fmt.Sprintf(" hosts %d/%d ready, %d failed", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
+	}
+	if p.terminal {
+		done := j.Progress * barWidth / 100
+		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %s%s", strings.Repeat("=", done), strings.Repeat(" ", barWidth-done), text, pull)
+		return
+	}
+	if text != p.last {
+		fmt.Fprintln(p.w, text+pull)
+		p.last = text
+	}
+}
+
+func (p *progressLine) end() {
+	if p.terminal {
+		fmt.Fprintln(p.w)
+	}
+}
+
+func printJob(w io.Writer, j *cubeapi.Job) {
+	fmt.Fprintf(w, "job_id:\t%s\ntemplate_id:\t%s\nalias:\t%s\nstatus:\t%s\nphase:\t%s\nprogress:\t%d%%\n", j.JobID, j.TemplateID, j.Alias, j.Status, j.Phase, j.Progress)
+	if j.ExpectedNodeCount > 0 {
+		fmt.Fprintf(w, "distribution:\t%d/%d ready, %d failed\n", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
+	}
+	if j.ArtifactID != "" {
+		fmt.Fprintf(w, "artifact_id:\t%s\n", j.ArtifactID)
+	}
+	if j.ErrorMessage != "" {
+		fmt.Fprintf(w, "error:\t%s\n", j.ErrorMessage)
+	}
+	for _, p := range phaseSeconds(j) {
+		fmt.Fprintf(w, "%s:\t%.2f s\n", strings.ToLower(p.name), p.seconds)
+	}
+}
+
+type phaseTime struct {
+	name    string
+	seconds float64
+}
+
+// phaseSeconds returns how long each phase took, in order: until the next
+// began.
+func phaseSeconds(j *cubeapi.Job) []phaseTime {
+	names := make([]string, 0, len(j.PhaseStartedMS))
+	for name := range j.PhaseStartedMS {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(x, y string) int { return int(j.PhaseStartedMS[x] - j.PhaseStartedMS[y]) })
+	var list []phaseTime
+	for i := 0; i+1 < len(names); i++ {
+		list = append(list, phaseTime{names[i], float64(j.PhaseStartedMS[names[i+1]]-j.PhaseStartedMS[names[i]]) / 1000})
+	}
+	return list
+}

@@ -1,0 +1,168 @@
+package cubeapi
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+)
+
+// Client is how a user's program speaks to the master. Every refusal comes
+// back as its fault, so that errors.Is finds the code.
+type Client struct{ caller }
+
+// NewClient returns a client of the master at base.
+func NewClient(base, apiKey string) *Client {
+	return &Client{newCaller(base, HeaderAPIKey, apiKey, "master")}
+}
+
+// FromImage submits a build and returns its job.
+func (c *Client) FromImage(ctx context.Context, r FromImageRequest) (*Job, error) {
+	var a JobAnswer
+	err := c.call(ctx, http.MethodPost, PathFromImage, r, &a)
+	return a.Job, err
+}
+
+// Job returns a job as it stands.
+func (c *Client) Job(ctx context.Context, id string) (*Job, error) {
+	var a JobAnswer
+	err := c.call(ctx, http.MethodGet, PathFromImage+"?job_id="+url.QueryEscape(id), nil, &a)
+	return a.Job, err
+}
+
+// Templates returns all templates, newest first.
+func (c *Client) Templates(ctx context.Context) ([]Template, error) {
+	var a TemplateListAnswer
+	err := c.call(ctx, http.MethodGet, PathTemplate, nil, &a)
+	return a.Data, err
+}
+
+// Template returns one template, by id or alias.
+func (c *Client) Template(ctx context.Context, name string) (Template, error) {
+	var a TemplateAnswer
+	err := c.call(ctx, http.MethodGet, PathTemplate+"?template_id="+url.QueryEscape(name), nil, &a)
+	return a.Template, err
+}
+
+// DeleteTemplate deletes a template, by id or alias.
+func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, PathTemplate, TemplateDeleteRequest{TemplateID: name}, nil)
+}
+
+// SetAlias gives a template an alias, or clears it when alias is empty.
+func (c *Client) SetAlias(ctx context.Context, name, alias string) (Template, error) {
+	var a TemplateAnswer
+	err := c.call(ctx, http.MethodPut, PathTemplate+"/"+url.PathEscape(name)+"/alias", AliasRequest{alias}, &a)
+	return a.Template, err
+}
+
+// CreateSandbox makes a sandbox and returns when it is usable.
+func (c *Client) CreateSandbox(ctx context.Context, r SandboxCreateRequest) (SandboxAnswer, error) {
+	var a SandboxAnswer
+	err := c.call(ctx, http.MethodPost, PathSandbox, r, &a)
+	return a, err
+}
+
+// Sandboxes returns the sandboxes that live, or all that are remembered.
+func (c *Client) Sandboxes(ctx context.Context, all bool) ([]Sandbox, error) {
+	path := PathSandboxList
+	if all {
+		path += "?all=true"
+	}
+	var a SandboxListAnswer
+	err := c.call(ctx, http.MethodGet, path, nil, &a)
+	return a.Data, err
+}
+
+// Sandbox returns one sandbox.
+func (c *Client) Sandbox(ctx context.Context, id string) (*Sandbox, error) {
+	var a SandboxAnswer
+	err := c.call(ctx, http.MethodGet, PathSandboxInfo+"?sandbox_id="+url.QueryEscape(id), nil, &a)
+	return a.Sandbox, err
+}
+
+// DeleteSandbox ends a sandbox and returns when it is gone.
+func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, PathSandbox, SandboxDeleteRequest{SandboxID: id}, nil)
+}
+
+// Exec runs a command, copies what it says to stdout and stderr, and returns
+// how it ended.
+func (c *Client) Exec(ctx context.Context, r ExecRequest, stdout, stderr io.Writer) (ExecExit, error) {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return ExecExit{}, err
+	}
+	answer, err := c.request(ctx, http.MethodPost, PathSandboxExec, bytes.NewReader(b), "application/json")
+	if err != nil {
+		return ExecExit{}, err
+	}
+	defer answer.Body.Close()
+	for lines := json.NewDecoder(answer.Body); ; {
+		var e ExecEvent
+		if err := lines.Decode(&e); err != nil {
+			return ExecExit{}, fault.Wrap(fault.PeerUnavailable, err, "the answer of the command broke off")
+		}
+		switch {
+		case e.Exit != nil:
+			return *e.Exit, nil
+		case e.Error != nil:
+			return ExecExit{}, fault.Parse(*e.Error, 0)
+		}
+		_, err1 := stdout.Write(e.Stdout)
+		_, err2 := stderr.Write(e.Stderr)
+		if err := errors.Join(err1, err2); err != nil {
+			return ExecExit{}, err
+		}
+	}
+}
+
+func filesPath(id, path string) string {
+	return PathSandboxFiles + "?" + url.Values{"sandbox_id": {id}, "path": {path}}.Encode()
+}
+
+// ReadFile copies a file of a sandbox to w.
+func (c *Client) ReadFile(ctx context.Context, id, path string, w io.Writer) error {
+	answer, err := c.request(ctx, http.MethodGet, filesPath(id, path), nil, "")
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(w, answer.Body); err != nil {
+		return fault.Wrap(fault.PeerUnavailable, err, "reading %s", path)
+	}
+	return nil
+}
+
+// WriteFile stores what r yields as a file of a sandbox.
+func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader) (int64, error) {
+	answer, err := c.request(ctx, http.MethodPut, filesPath(id, path), r, "application/octet-stream")
+	if err != nil {
+		return 0, err
+	}
+	defer answer.Body.Close()
+	var a FileAnswer
+	if err := json.NewDecoder(answer.Body).Decode(&a); err != nil {
+		return 0, fault.Wrap(fault.PeerUnavailable, err, "answer to writing %s", path)
+	}
+	return a.WrittenBytes, nil
+}
+
+// Hosts returns all hosts.
+func (c *Client) Hosts(ctx context.Context) ([]Host, error) {
+	var a HostListAnswer
+	err := c.call(ctx, http.MethodGet, PathHosts, nil, &a)
+	return a.Data, err
+}
+
+// Host returns one host.
+func (c *Client) Host(ctx context.Context, id string) (*Host, error) {
+	var a HostAnswer
+	err := c.call(ctx, http.MethodGet, PathHosts+"/"+url.PathEscape(id), nil, &a)
+	return a.Data, err
+}
