@@ -87,7 +87,7 @@ func (a *app) runRoles(ctx context.Context, name string, roles []string) (err er
 	for _, n := range notices {
 		p.log.WarnContext(ctx, "configuration", slog.String("notice", n))
 	}
-	flush, err := telemetry.Setup(ctx, cfg.Telemetry, "paddock-"+name, version)
+	flush, err := telemetry.Setup(ctx, cfg.Telemetry, "paddock-"+name)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ func (p *process) openMaster(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	p.parts = append(p.parts, serve.Named{Name: "master", Service: m}, serve.Named{Name: "master.http", Service: serve.HTTP(l, m.Handler(), p.log)})
+	p.parts = append(p.parts, serve.Named{Name: "master", Service: m}, serve.Named{Name: "master.http", Service: serve.HTTPOn(l, p.log, m.Handler())})
 	return nil
 }
 
@@ -169,7 +169,7 @@ func (p *process) openCenter(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	p.parts = append(p.parts, serve.Named{Name: "templatecenter", Service: c}, serve.Named{Name: "templatecenter.http", Service: serve.HTTP(l, c.Handler(), p.log)})
+	p.parts = append(p.parts, serve.Named{Name: "templatecenter", Service: c}, serve.Named{Name: "templatecenter.http", Service: serve.HTTPOn(l, p.log, c.Handler())})
 	return nil
 }
 
@@ -193,7 +193,7 @@ func (p *process) openCubelet(ctx context.Context, l net.Listener) error {
 		grpc.ChainStreamInterceptor(auth.StreamServer(a.HostToken, a.InsecureOpen)),
 	)
 	hostpb.RegisterHostServiceServer(s, cubelet.NewServer(c))
-	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPC(l, s)})
+	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPCOn(l, s)})
 	return nil
 }
 
@@ -216,4 +216,3 @@ func (a *app) announce(dir *datadir.Dir, p *process, name string) error {
 	}
 	return nil
 }
-
