@@ -16,6 +16,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
@@ -54,10 +55,8 @@ func (c *Cubelet) removeArtifact(id string) error {
 
 // CreateSandbox makes a sandbox and returns when it is usable.
 func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxRequest) (*hostpb.CreateSandboxResponse, error) {
-	for _, id := range []string{"s-" + r.GetSandboxId(), r.GetArtifactId()} {
-		if err := template.CheckID(id); err != nil {
-			return nil, serve.GRPCError(err)
-		}
+	if err := errors.Join(sandbox.CheckID(r.GetSandboxId()), template.CheckID(r.GetArtifactId())); err != nil {
+		return nil, serve.GRPCError(err)
 	}
 	hostname := r.GetHostname()
 	if hostname == "" {
