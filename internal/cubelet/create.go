@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/cgroup"
+	"github.com/paddock-dev/paddock/internal/cubelet/mount"
 	"github.com/paddock-dev/paddock/internal/cubelet/runsc"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
@@ -298,7 +299,8 @@ func (c *Cubelet) Delete(ctx context.Context, id, reason string) (existed bool, 
 // clear removes everything of s, whatever of it exists. It can be run again.
 func (c *Cubelet) clear(s *instance) error {
 	s.guest.close()
-	errs := []error{s.group.Destroy(), c.nets.Destroy(s.entry.Network)}
+	// The runtime leaves a mount in its state directory.
+	errs := []error{s.group.Destroy(), c.nets.Destroy(s.entry.Network), mount.DetachBelow(c.journal.path(s.entry.ID))}
 	if s.mounted {
 		errs = append(errs, c.mounts.Release(s.entry.ArtifactID))
 		s.mounted = false

@@ -125,7 +125,7 @@ func (c *Cubelet) recover(ctx context.Context) error {
 		}
 	}
 	for _, id := range torn {
-		if err := c.journal.remove(id); err != nil {
+		if err := errors.Join(mount.DetachBelow(c.journal.path(id)), c.journal.remove(id)); err != nil {
 			return fault.Wrap(fault.DataDir, err, "journal")
 		}
 	}
@@ -181,7 +181,11 @@ func (c *Cubelet) Run(ctx context.Context) error {
 	if c.cfg.Cubelet.OnStop != "kill" {
 		return nil
 	}
-	return c.closeAll()
+	err := c.closeAll()
+	if err != nil {
+		c.log.ErrorContext(ctx, "the host is not clean; the next start tries again", slog.String("error", err.Error()))
+	}
+	return err
 }
 
 // closeAll ends every sandbox and removes what the cubelet made for all of

@@ -80,18 +80,19 @@ func discard(c *sql.Conn) {
 // fileLock locks a file beside the SQLite database: it ends with the process,
 // as GET_LOCK ends with its connection.
 func (s *Store) fileLock(ctx context.Context, name string, wait time.Duration, fn func(ctx context.Context) error) (_ bool, err error) {
-	f, err := s.lockFile(ctx, name)
+	path, err := s.lockPath(ctx, name)
 	if err != nil {
 		return false, fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }() // closing unlocks
 	for deadline := time.Now().Add(wait); ; {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return true, fn(ctx)
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
+		f, err := tryLock(path)
+		if err != nil {
 			return false, fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
+		}
+		if f != nil {
+			// Removed while it is held: nobody can hold a file that has no name.
+			defer func() { err = errors.Join(err, os.Remove(path), f.Close()) }()
+			return true, fn(ctx)
 		}
 		if !time.Now().Before(deadline) {
 			return false, nil
@@ -104,10 +105,36 @@ func (s *Store) fileLock(ctx context.Context, name string, wait time.Duration, f
 	}
 }
 
-func (s *Store) lockFile(ctx context.Context, name string) (*os.File, error) {
+// tryLock returns the locked file at path, or nil when another holds it.
+func tryLock(path string) (*os.File, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, f.Close()
+		}
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		// Its holder may have removed it between our open and our lock.
+		mine, err1 := f.Stat()
+		there, err2 := os.Stat(path)
+		if err1 == nil && err2 == nil && os.SameFile(mine, there) {
+			return f, nil
+		}
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (s *Store) lockPath(ctx context.Context, name string) (string, error) {
 	var file string
 	if err := s.db.QueryRowContext(ctx, "SELECT file FROM pragma_database_list WHERE name = 'main'").Scan(&file); err != nil {
-		return nil, err
+		return "", err
 	}
 	safe := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
@@ -116,8 +143,5 @@ func (s *Store) lockFile(ctx context.Context, name string) (*os.File, error) {
 		return '_'
 	}, name)
 	dir := file + ".locks"
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(filepath.Join(dir, safe), os.O_CREATE|os.O_RDWR, 0o600)
+	return filepath.Join(dir, safe), os.MkdirAll(dir, 0o700)
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -174,6 +175,19 @@ func detach(target string) error {
 		return err
 	}
 	return nil
+}
+
+// DetachBelow unmounts everything below dir, at once even when it is in use:
+// whatever uses it is about to be removed too.
+func DetachBelow(dir string) error {
+	all, err := below(dir)
+	errs := []error{err}
+	for _, target := range slices.Backward(all) {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", target, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // below returns the mount points below dir.
