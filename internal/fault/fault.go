@@ -89,8 +89,8 @@ func New(c *Code, format string, args ...any) error {
 	return &Error{Code: c, Message: fmt.Sprintf(format, args...)}
 }
 
-// Wrap gives cause, an error of another layer, the code c. A cause that
-// already carries a code keeps it only as text: c is what the caller meets.
+// Wrap gives cause, an error of another layer, the code c. It is the outermost
+// code, so Of returns c; errors.Is finds a code of the cause as well.
 func Wrap(c *Code, cause error, format string, args ...any) error {
 	return &Error{Code: c, Message: fmt.Sprintf(format, args...), Cause: cause}
 }
@@ -111,22 +111,35 @@ func Of(err error) *Code {
 }
 
 func codeOf(err error) (*Code, bool) {
-	switch e := err.(type) { //nolint:errorlint // this walks the tree itself, outermost first
-	case nil:
-		return nil, false
+	switch e := holder(err).(type) { //nolint:errorlint // holder found it in the tree
 	case *Code:
 		return e, true
 	case *Error:
 		return e.Code, true
+	case *remote:
+		return e.code, true
+	}
+	return nil, false
+}
+
+// holder returns the outermost error in err's tree that carries a code: a
+// *Code, an *Error or a *remote. Of a branch the first child that leads to one
+// counts.
+func holder(err error) error {
+	switch e := err.(type) { //nolint:errorlint // this walks the tree itself, outermost first
+	case nil:
+		return nil
+	case *Code, *Error, *remote:
+		return err
 	case interface{ Unwrap() []error }:
 		for _, inner := range e.Unwrap() {
-			if c, ok := codeOf(inner); ok {
-				return c, true
+			if h := holder(inner); h != nil {
+				return h
 			}
 		}
-		return nil, false
+		return nil
 	default:
-		return codeOf(errors.Unwrap(err))
+		return holder(errors.Unwrap(err))
 	}
 }
 
@@ -140,22 +153,25 @@ type Detail struct {
 	Retryable bool   `json:"retryable"`
 }
 
-// Describe returns err as a Detail. The text of an internal error is not
-// shown: it may carry what a caller must not see.
+// Describe returns err, which must not be nil, as a Detail. The text of an
+// internal error is not shown: it may carry what a caller must not see. Of a
+// failure that another process described, cause and remedy are as it said.
 func Describe(err error) Detail {
 	c := Of(err)
 	d := Detail{Code: c.Name, Message: err.Error(), Cause: c.Meaning, Remedy: c.Remedy, Retryable: c.Class.Retry}
-	if c == Bug {
-		d.Message = "internal error"
-	}
-	var e *Error
-	if errors.As(err, &e) {
+	switch e := holder(err).(type) { //nolint:errorlint // holder found it in the tree
+	case *remote:
+		d.Cause, d.Remedy, d.Retryable = e.Cause, e.Remedy, e.Retryable
+	case *Error:
 		if e.Remedy != "" {
 			d.Remedy = e.Remedy
 		}
 		if e.Cause != nil && c != Bug {
 			d.Cause = e.Cause.Error()
 		}
+	}
+	if c == Bug {
+		d.Message, d.Cause = "internal error", Bug.Meaning
 	}
 	return d
 }
@@ -180,14 +196,9 @@ type remote struct {
 func (r *remote) Error() string { return r.Message }
 func (r *remote) Unwrap() error { return r.code }
 
-// DetailOf returns what another process said about err, or describes it here.
-func DetailOf(err error) Detail {
-	var r *remote
-	if errors.As(err, &r) {
-		return r.Detail
-	}
-	return Describe(err)
-}
+// DetailOf returns err as a Detail; see Describe. It remains for callers that
+// say that err may come from another process.
+func DetailOf(err error) Detail { return Describe(err) }
 
 func classOf(status int) *Class {
 	for _, c := range []*Class{Invalid, Anonymous, Forbidden, NotFound, Conflict, Exhausted, Unavailable, Cancelled} {

@@ -8,11 +8,20 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
-var nodeIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+var (
+	nodeIDForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+	apiKeyForm = regexp.MustCompile(`^e2b_[0-9a-f]{16,}$`)
+	bucketForm = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$`)
+	mysqlForm  = regexp.MustCompile(`^mysql://([^@]+@)?(tcp\([^()]+\)|unix\([^()]+\)|[^()/@]+)/[^/?]+(\?.*)?$`)
+)
+
+// minToken is the least length of a shared token, in characters.
+const minToken = 16
 
 // Validate returns every fault of c, joined under fault.BadConfig, or nil.
 func (c *Config) Validate() error { return joined(c.check()) }
@@ -21,18 +30,20 @@ func (c *Config) Validate() error { return joined(c.check()) }
 // and what to write instead.
 func (c *Config) check() []error {
 	k := &checker{}
-	k.require(filepath.IsAbs(c.DataDir), "data_dir", c.DataDir, "must be an absolute path")
+	k.path("data_dir", c.DataDir)
 	k.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	k.oneOf("log.format", c.Log.Format, "text", "json")
 	if c.Telemetry.OTLPEndpoint != "" {
 		k.url("telemetry.otlp_endpoint", c.Telemetry.OTLPEndpoint)
 	}
-	k.require(c.Telemetry.SampleRatio >= 0 && c.Telemetry.SampleRatio <= 1, "telemetry.sample_ratio", c.Telemetry.SampleRatio, "must be 0 to 1")
+	k.within("telemetry.sample_ratio", c.Telemetry.SampleRatio, 0, 1)
 	dsn := c.Database.DSN.Reveal()
-	k.require(strings.HasPrefix(dsn, "sqlite:") || strings.HasPrefix(dsn, "mysql://"), "database.dsn", c.Database.DSN, "must begin with sqlite: or mysql://")
+	k.require(strings.HasPrefix(dsn, "sqlite:") && dsn != "sqlite:" || mysqlForm.MatchString(dsn),
+		"database.dsn", c.Database.DSN, "must be sqlite:/path/file.db or mysql://user:password@tcp(host:3306)/name")
 	if c.Redis.Addr != "" {
 		k.address("redis.addr", c.Redis.Addr)
 	}
+	c.checkAuth(k)
 	c.checkStore(k)
 	c.checkMaster(k)
 	c.checkCenter(k)
@@ -40,17 +51,26 @@ func (c *Config) check() []error {
 	return k.faults
 }
 
+func (c *Config) checkAuth(k *checker) {
+	key := c.Auth.APIKey
+	k.require(key == "" || apiKeyForm.MatchString(key.Reveal()), "auth.api_key", key, "must be e2b_ and at least 16 lower-case hex digits: the SDKs refuse other forms")
+	k.token("auth.callback_token", c.Auth.CallbackToken)
+	k.token("auth.host_token", c.Auth.HostToken)
+}
+
 func (c *Config) checkStore(k *checker) {
 	k.oneOf("artifact_store.backend", c.ArtifactStore.Backend, "dir", "s3")
 	if c.ArtifactStore.Backend != "s3" {
+		k.path("artifact_store.dir", c.ArtifactStore.Dir)
 		return
 	}
 	s := c.ArtifactStore.S3
 	for _, f := range []struct{ key, value string }{
 		{"endpoint", s.Endpoint}, {"bucket", s.Bucket}, {"access_key", s.AccessKey.Reveal()}, {"secret_key", s.SecretKey.Reveal()},
 	} {
-		k.require(f.value != "", "artifact_store.s3."+f.key, "", "must be set when artifact_store.backend is s3")
+		k.require(f.value != "", "artifact_store.s3."+f.key, "unset", "must be set when artifact_store.backend is s3")
 	}
+	k.require(s.Bucket == "" || bucketForm.MatchString(s.Bucket), "artifact_store.s3.bucket", s.Bucket, "must be a bucket name: 3-63 of a-z, 0-9, '.' and '-'")
 }
 
 func (c *Config) checkMaster(k *checker) {
@@ -70,7 +90,12 @@ func (c *Config) checkMaster(k *checker) {
 func (c *Config) checkCenter(k *checker) {
 	t := c.TemplateCenter
 	k.address("templatecenter.listen", t.Listen)
+	k.path("templatecenter.work_dir", t.WorkDir)
+	k.path("templatecenter.guest_binary", t.GuestBinary)
 	k.between("templatecenter.max_concurrent_builds", t.MaxConcurrentBuilds, 1, 64)
+	for _, r := range t.InsecureRegistries {
+		k.require(registryForm.MatchString(r), "templatecenter.insecure_registries", r, "must be host, host:port or host:*, without a scheme")
+	}
 	k.positive("templatecenter.build_timeout", t.BuildTimeout)
 	k.positive("templatecenter.pending_stale_after", t.PendingStaleAfter)
 	k.positive("templatecenter.running_stale_after", t.RunningStaleAfter)
@@ -81,46 +106,81 @@ func (c *Config) checkCubelet(k *checker) {
 	l := c.Cubelet
 	k.address("cubelet.listen", l.Listen)
 	k.require(nodeIDForm.MatchString(l.NodeID), "cubelet.node_id", l.NodeID, "must be 1-128 letters, digits, '.', '_' or '-'")
-	_, err := netip.ParseAddr(l.HostIP)
-	k.require(err == nil, "cubelet.host_ip", l.HostIP, "must be an IP address")
+	ip, err := netip.ParseAddr(l.HostIP)
+	k.require(err == nil && !ip.IsUnspecified(), "cubelet.host_ip", l.HostIP, "must be an IP address of this host")
 	p, err := netip.ParsePrefix(l.Subnet)
-	k.require(err == nil && p.Addr().Is4() && p.Bits() >= 16 && p.Bits() <= 24, "cubelet.subnet", l.Subnet, "must be an IPv4 network of /16 to /24, such as 10.231.0.0/16")
-	k.require(l.CPUOvercommit >= 1 && l.CPUOvercommit <= 20, "cubelet.cpu_overcommit", l.CPUOvercommit, "must be 1 to 20")
-	k.require(l.MemOvercommit >= 1 && l.MemOvercommit <= 3, "cubelet.mem_overcommit", l.MemOvercommit, "must be 1 to 3")
+	k.require(err == nil && p.Addr().Is4() && p.Bits() >= 16 && p.Bits() <= 24 && p == p.Masked(), "cubelet.subnet", l.Subnet, "must be an IPv4 network of /16 to /24, such as 10.231.0.0/16")
+	k.require(l.InstanceType != "", "cubelet.instance_type", "unset", "must be a word, such as cubebox")
+	k.path("cubelet.runsc", l.Runsc)
+	k.within("cubelet.cpu_overcommit", l.CPUOvercommit, 1, 20)
+	k.within("cubelet.mem_overcommit", l.MemOvercommit, 1, 3)
 	k.between("cubelet.max_sandboxes", l.MaxSandboxes, 1, 10_000)
-	k.positive("cubelet.heartbeat_interval", l.HeartbeatInterval)
 	k.positive("cubelet.start_timeout", l.StartTimeout)
 	k.oneOf("cubelet.on_stop", l.OnStop, "keep", "kill")
-	k.require(l.HeartbeatInterval*2 < c.Master.HostStaleAfter, "cubelet.heartbeat_interval", l.HeartbeatInterval, "must be under half of master.host_stale_after")
+	if k.positive("cubelet.heartbeat_interval", l.HeartbeatInterval) && c.Master.HostStaleAfter > 0 {
+		k.require(l.HeartbeatInterval*2 < c.Master.HostStaleAfter, "cubelet.heartbeat_interval", short(l.HeartbeatInterval), "must be under half of master.host_stale_after, which is "+short(c.Master.HostStaleAfter))
+	}
 }
 
 // checker collects faults.
 type checker struct{ faults []error }
 
-func (k *checker) require(ok bool, key string, value any, rule string) {
+// require reports a fault unless ok, and returns ok. The value of a Secret
+// hides itself.
+func (k *checker) require(ok bool, key string, value any, rule string) bool {
 	if !ok {
-		k.faults = append(k.faults, fmt.Errorf("%s: %v: %s", key, value, rule))
+		k.faults = append(k.faults, fmt.Errorf("%s: %v: %s", key, quoted(value), rule))
 	}
+	return ok
+}
+
+// quoted makes the edges of a text visible.
+func quoted(value any) any {
+	if s, ok := value.(string); ok && s != "unset" {
+		return strconv.Quote(s)
+	}
+	return value
 }
 
 func (k *checker) oneOf(key, value string, words ...string) {
 	k.require(slices.Contains(words, value), key, value, "must be one of "+strings.Join(words, ", "))
 }
 
-func (k *checker) positive(key string, d time.Duration) {
-	k.require(d > 0, key, d, "must be a duration over 0, such as 10s")
+func (k *checker) positive(key string, d time.Duration) bool {
+	return k.require(d > 0, key, short(d), "must be a duration over 0, such as 10s")
 }
 
 func (k *checker) between(key string, v, low, high int) {
 	k.require(v >= low && v <= high, key, v, fmt.Sprintf("must be %d to %d", low, high))
 }
 
+// within is between for fractions; what is no number is in no range.
+func (k *checker) within(key string, v, low, high float64) {
+	k.require(v >= low && v <= high, key, v, fmt.Sprintf("must be %v to %v", low, high))
+}
+
+func (k *checker) path(key, v string) {
+	k.require(filepath.IsAbs(v), key, v, "must be an absolute path")
+}
+
+func (k *checker) token(key string, t Secret) {
+	k.require(t == "" || len(t) >= minToken && !strings.ContainsAny(t.Reveal(), " \t\r\n"), key, t, fmt.Sprintf("must be at least %d characters without blanks", minToken))
+}
+
 func (k *checker) address(key, v string) {
-	_, _, err := net.SplitHostPort(v)
-	k.require(err == nil, key, v, "must be host:port")
+	_, port, err := net.SplitHostPort(v)
+	n, bad := strconv.Atoi(port)
+	k.require(err == nil && bad == nil && n >= 0 && n <= 65535, key, v, "must be host:port, such as 127.0.0.1:8089")
 }
 
 func (k *checker) url(key, v string) {
 	u, err := url.Parse(v)
-	k.require(err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", key, v, "must be an http:// or https:// URL")
+	ok := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+	switch { // a password in a URL is a secret too
+	case err != nil:
+		v = "unreadable"
+	case u.User != nil:
+		v, ok = u.Redacted(), false
+	}
+	k.require(ok, key, v, "must be an http:// or https:// URL without user and password")
 }

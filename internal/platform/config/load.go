@@ -1,17 +1,11 @@
 package config
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"io"
+	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
-
-	"github.com/caarlos0/env/v11"
-	"github.com/goccy/go-yaml"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -63,42 +57,62 @@ func Default() Config {
 
 // LoadOptions say where settings come from.
 type LoadOptions struct {
-	File    string   // YAML; empty: none
+	File    string   // YAML; empty: the file that PADDOCK_CONFIG names, if any
 	Environ []string // KEY=value, as os.Environ returns
 	// Override changes what file and environment say, for flags.
 	Override func(*Config)
 }
 
-// legacy are older spellings: they work, are reported, and lose to the new
-// name (spec/template-center 5.3).
-var legacy = []struct{ old, new string }{
-	{"CUBE_TC_CALLBACK_TOKEN", "CUBE_TEMPLATE_CALLBACK_TOKEN"},
-	{"CUBE_TC_MAX_CONCURRENT_BUILDS", "CUBE_TEMPLATE_CENTER_MAX_CONCURRENT_BUILDS"},
-	{"CUBE_TEMPLATE_CENTER_MASTER_ENDPOINT", "CUBE_MASTER_ADDR"},
-	{"CUBE_MASTER_ENDPOINT", "CUBE_MASTER_ADDR"},
-	{"CUBEMASTER_ROOTFS_ARTIFACT_STORE_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR"},
-	{"CUBEMASTER_ROOTFS_ARTIFACT_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR"},
+// sources says of each changed key who gave its value.
+type sources map[string]string
+
+// Loaded is a configuration with its history.
+type Loaded struct {
+	Config
+	// Notices tell of old spellings and of variables without effect, once each.
+	Notices []string
+	from    sources
 }
 
 // Load returns the defaults, changed by the file, by the environment, and by
 // the override, in this order. Notices tell of old spellings. Every fault is
-// reported, joined under fault.BadConfig.
+// reported, joined under fault.BadConfig; the Config then serves only to be
+// shown.
 func Load(o LoadOptions) (Config, []string, error) {
-	c := Default()
-	var faults []error
-	if err := readFile(o.File, &c); err != nil {
-		faults = append(faults, err)
+	l, err := Read(o)
+	return l.Config, l.Notices, err
+}
+
+// Read is Load, and remembers where each value came from.
+func Read(o LoadOptions) (*Loaded, error) {
+	l := &Loaded{Config: Default(), from: sources{}}
+	fields := fieldsOf(&l.Config)
+	environ := readEnviron(o.Environ, fields)
+	l.Notices = environ.notices
+	if o.File == "" {
+		o.File = environ.vars[FileVariable]
 	}
-	vars, notices := environment(o.Environ)
-	if err := env.ParseWithOptions(&c, env.Options{Environment: vars}); err != nil {
-		faults = append(faults, envFaults(err)...)
-	}
+	faults := readFile(o.File, fields, l.from)
+	faults = append(faults, environ.apply(fields, l.from)...)
 	if o.Override != nil {
-		o.Override(&c)
+		l.change("command line", fields, o.Override)
 	}
-	derive(&c)
-	faults = append(faults, c.check()...)
-	return c, notices, joined(faults)
+	l.change("derived", fields, derive)
+	return l, joined(append(faults, l.check()...))
+}
+
+// change applies a function and marks what it changed as coming from source.
+func (l *Loaded) change(source string, fields []field, by func(*Config)) {
+	before := make([]any, len(fields))
+	for i, f := range fields {
+		before[i] = f.raw()
+	}
+	by(&l.Config)
+	for i, f := range fields {
+		if f.raw() != before[i] {
+			l.from[f.key] = source
+		}
+	}
 }
 
 func joined(faults []error) error {
@@ -108,57 +122,7 @@ func joined(faults []error) error {
 	return fault.Wrap(fault.BadConfig, errors.Join(faults...), "configuration")
 }
 
-func readFile(path string, c *Config) error {
-	if path == "" {
-		return nil
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return fmt.Errorf("file: %w", err)
-	}
-	err = yaml.NewDecoder(bytes.NewReader(b), yaml.DisallowUnknownField()).Decode(c)
-	if err != nil && !errors.Is(err, io.EOF) {
-		// Source excerpts may show a secret; the message and the place do not.
-		return fmt.Errorf("file %s: %s", path, strings.TrimSpace(yaml.FormatError(err, false, false)))
-	}
-	return nil
-}
-
-// environment returns the variables that are set, new names only. An empty
-// value counts as unset.
-func environment(environ []string) (vars map[string]string, notices []string) {
-	vars = map[string]string{}
-	for _, kv := range environ {
-		if k, v, ok := strings.Cut(kv, "="); ok && v != "" {
-			vars[k] = v
-		}
-	}
-	for _, l := range legacy {
-		old, ok := vars[l.old]
-		if !ok {
-			continue
-		}
-		switch now, both := vars[l.new]; {
-		case !both:
-			vars[l.new] = old
-			notices = append(notices, fmt.Sprintf("%s is the old name of %s: rename it", l.old, l.new))
-		case now != old:
-			notices = append(notices, fmt.Sprintf("%s is ignored: %s says otherwise and wins", l.old, l.new))
-		}
-	}
-	return vars, notices
-}
-
-// envFaults takes apart what the parser joined. Its messages may quote a
-// value, and secrets parse always, so none is shown.
-func envFaults(err error) []error {
-	var all env.AggregateError
-	if errors.As(err, &all) {
-		return all.Errors
-	}
-	return []error{err}
-}
-
+// derive fills what nobody set from what was set.
 func derive(c *Config) {
 	if c.ArtifactStore.Backend == "fs" {
 		c.ArtifactStore.Backend = "dir" // the spec's word
@@ -170,7 +134,7 @@ func derive(c *Config) {
 	}
 	set(&c.ArtifactStore.Dir, filepath.Join(c.DataDir, "artifacts"))
 	set(&c.TemplateCenter.WorkDir, filepath.Join(c.DataDir, "work"))
-	set(&c.Master.Addr, "http://"+c.Master.Listen)
+	set(&c.Master.Addr, "http://"+reachable(c.Master.Listen))
 	set(&c.Master.DownloadBaseURL, c.Master.Addr)
 	if c.Database.DSN == "" {
 		c.Database.DSN = Secret("sqlite:" + filepath.Join(c.DataDir, "paddock.db"))
@@ -182,4 +146,14 @@ func derive(c *Config) {
 		set(&c.TemplateCenter.GuestBinary, filepath.Join(filepath.Dir(exe), "paddock-guest"))
 		set(&c.Cubelet.Runsc, filepath.Join(filepath.Dir(exe), "runsc"))
 	}
+}
+
+// reachable returns where this machine reaches a server that listens on addr:
+// one that listens everywhere is reached over loopback.
+func reachable(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if ip := net.ParseIP(host); err == nil && (host == "" || ip != nil && ip.IsUnspecified()) {
+		return net.JoinHostPort("127.0.0.1", port)
+	}
+	return addr
 }

@@ -1,6 +1,13 @@
 package config
 
-import "log/slog"
+import (
+	"fmt"
+	"io"
+	"log/slog"
+)
+
+// hidden stands where a secret would.
+const hidden = "(hidden)"
 
 // Secret is a value that must never be shown. Use Reveal where it is needed.
 type Secret string
@@ -10,8 +17,12 @@ func (s Secret) String() string {
 	if s == "" {
 		return ""
 	}
-	return "(hidden)"
+	return hidden
 }
+
+// Format hides the value under every verb; %d would show it otherwise, as the
+// text of a mistake.
+func (s Secret) Format(w fmt.State, _ rune) { _, _ = io.WriteString(w, s.String()) }
 
 // GoString hides the value.
 func (s Secret) GoString() string { return s.String() }

@@ -1,48 +1,127 @@
 // Package fail names places where a test may break the program: an error, a
 // kill or a stop that lasts for ever. In production every place does nothing
-// and costs one map look-up in an empty map.
+// and costs one atomic load. It must never be armed by anything but the
+// environment or a test.
 package fail
 
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
+
+	"github.com/paddock-dev/paddock/internal/fault"
 )
 
 // Variable is the environment variable that arms places:
-// "place=error,place=crash,place=hang".
+// "place=error,place=crash@3,place=hang". With @n the first n-1 visits pass.
 const Variable = "PADDOCK_FAILPOINTS"
-
-var armed = parse(os.Getenv(Variable))
 
 // ErrInjected is what an armed place returns.
 var ErrInjected = errors.New("injected by " + Variable)
 
-// Point is a place called name. Unarmed it returns nil.
+// place is what happens at an armed place.
+type place struct {
+	what   string
+	after  int64 // visits that pass first
+	visits atomic.Int64
+	freed  chan struct{} // closed when a hanging visit may go on
+}
+
+// plan is replaced whole, so that Point reads it without a lock.
+type plan map[string]*place
+
+var (
+	armed   atomic.Pointer[plan]
+	arming  sync.Mutex // held while a plan is replaced
+	badList error
+)
+
+func init() {
+	p, err := parse(os.Getenv(Variable))
+	badList = err
+	armed.Store(&p)
+}
+
+// Check returns fault.BadConfig when the variable cannot be read. A program
+// asks once, at its start: a crash test whose place was misspelt must not pass.
+func Check() error { return badList }
+
+// Armed returns the armed places, for the start to tell of them loudly.
+func Armed() []string { return slices.Sorted(maps.Keys(*armed.Load())) }
+
+// Point is a place called name. Unarmed it returns nil; armed with error it
+// returns ErrInjected; armed with crash or hang it does not return.
 func Point(name string) error {
-	if len(armed) == 0 {
+	p, ok := (*armed.Load())[name]
+	if !ok || p.visits.Add(1) <= p.after {
 		return nil
 	}
-	switch armed[name] {
-	case "error":
-		return fmt.Errorf("%s: %w", name, ErrInjected)
+	switch p.what {
 	case "crash":
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL) // nothing is left to handle a failure
 		select {}
 	case "hang":
-		select {}
+		<-p.freed
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s: %w", name, ErrInjected)
 }
 
-func parse(list string) map[string]string {
-	places := map[string]string{}
-	for _, one := range strings.Split(list, ",") {
-		if name, what, ok := strings.Cut(one, "="); ok {
-			places[name] = what
-		}
+// Arm arms one place within a test and returns how to disarm it, which also
+// frees those that hang there. what is as in the variable: error, crash, hang,
+// each with an optional @n. It panics on anything else.
+func Arm(name, what string) (disarm func()) {
+	p, err := parse(name + "=" + what)
+	if err != nil {
+		panic(err)
 	}
-	return places
+	change(func(all plan) { all[name] = p[name] })
+	return sync.OnceFunc(func() {
+		change(func(all plan) { delete(all, name) })
+		close(p[name].freed)
+	})
+}
+
+// Visits returns how often the armed place called name was come by, so that a
+// test can tell that its fault was met.
+func Visits(name string) int {
+	if p, ok := (*armed.Load())[name]; ok {
+		return int(p.visits.Load())
+	}
+	return 0
+}
+
+func change(by func(plan)) {
+	arming.Lock()
+	defer arming.Unlock()
+	next := maps.Clone(*armed.Load())
+	by(next)
+	armed.Store(&next)
+}
+
+func parse(list string) (plan, error) {
+	all := plan{}
+	for one := range strings.SplitSeq(list, ",") {
+		if one = strings.TrimSpace(one); one == "" {
+			continue
+		}
+		name, what, _ := strings.Cut(one, "=")
+		what, count, counted := strings.Cut(what, "@")
+		n, err := int64(1), error(nil)
+		if counted {
+			n, err = strconv.ParseInt(count, 10, 64)
+		}
+		if name == "" || !slices.Contains([]string{"error", "crash", "hang"}, what) || err != nil || n < 1 {
+			return plan{}, fault.New(fault.BadConfig, "%s: %q: must be place=error, place=crash or place=hang, with an optional @n", Variable, one)
+		}
+		all[name] = &place{what: what, after: n - 1, freed: make(chan struct{})}
+	}
+	return all, nil
 }

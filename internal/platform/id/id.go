@@ -12,10 +12,10 @@ import (
 // New returns prefix and 24 hex digits: 48 bits of milliseconds since 1970,
 // then 48 random bits. Ids of one prefix sort by age and have one length.
 func New(prefix string) string {
-	var b [14]byte
+	var b [12]byte
 	binary.BigEndian.PutUint64(b[:8], uint64(time.Now().UnixMilli())<<16)
-	_, _ = rand.Read(b[6:12]) // crypto/rand ends the program rather than fail
-	return prefix + hex.EncodeToString(b[:12])
+	_, _ = rand.Read(b[6:]) // crypto/rand ends the program rather than fail
+	return prefix + hex.EncodeToString(b[:])
 }
 
 // Secret returns prefix and n random bytes in hex.

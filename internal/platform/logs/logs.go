@@ -43,11 +43,15 @@ func RequestID(ctx context.Context) string {
 type handler struct{ slog.Handler }
 
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
-	if id := RequestID(ctx); id != "" {
-		r.AddAttrs(slog.String("request_id", id))
+	id, span := RequestID(ctx), trace.SpanContextFromContext(ctx)
+	if id != "" || span.HasTraceID() {
+		r = r.Clone() // a handler beside this one may hold the same record
 	}
-	if s := trace.SpanContextFromContext(ctx); s.HasTraceID() {
-		r.AddAttrs(slog.String("trace_id", s.TraceID().String()))
+	if id != "" {
+		r.AddAttrs(slog.String(KeyRequestID, id))
+	}
+	if span.HasTraceID() {
+		r.AddAttrs(slog.String(KeyTraceID, span.TraceID().String()))
 	}
 	return h.Handler.Handle(ctx, r)
 }

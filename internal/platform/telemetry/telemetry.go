@@ -4,8 +4,10 @@ package telemetry
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"runtime/debug"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -20,6 +22,20 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 )
+
+// flushTime bounds how long the end of the program waits for a collector.
+const flushTime = 5 * time.Second
+
+// Seconds are the buckets of every histogram of durations: 0.5 ms to 2 min.
+var Seconds = prometheus.ExponentialBuckets(0.0005, 4, 10)
+
+// LogErrors sends what goes wrong inside the tracer, such as a collector that
+// does not answer, to log instead of to standard error.
+func LogErrors(log *slog.Logger) {
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("traces are lost", slog.String("error", err.Error()))
+	}))
+}
 
 // Setup installs the tracer of the process. The returned function sends what
 // is left and must be called before the program ends.
@@ -38,7 +54,14 @@ func Setup(ctx context.Context, c config.Telemetry, service string) (shutdown fu
 	}
 	provider := sdktrace.NewTracerProvider(options...)
 	otel.SetTracerProvider(provider)
-	return provider.Shutdown, nil
+	return func(ctx context.Context) error {
+		bound, cancel := context.WithTimeout(ctx, flushTime)
+		defer cancel()
+		if err := provider.Shutdown(bound); err != nil {
+			return fault.Wrap(fault.PeerUnavailable, err, "collector of telemetry.otlp_endpoint")
+		}
+		return nil
+	}, nil
 }
 
 // version is what the build knows of itself: a module version, or the commit.
