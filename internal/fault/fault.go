@@ -166,7 +166,7 @@ func Describe(err error) Detail {
 		if e.Remedy != "" {
 			d.Remedy = e.Remedy
 		}
-		if e.Cause != nil && c != Bug {
+		if e.Cause != nil {
 			d.Cause = e.Cause.Error()
 		}
 	}

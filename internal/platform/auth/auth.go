@@ -26,23 +26,34 @@ func EqualSecret(a, b string) bool {
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
 }
 
-// check returns nil when given is the secret, or the system stands open.
-func check(given string, secret config.Secret, open bool, wrong *fault.Code) error {
+// gate is one secret that calls must carry.
+type gate struct {
+	secret config.Secret
+	open   bool
+	wrong  *fault.Code
+	unset  string // remedy when there is no secret to compare with
+}
+
+// check returns nil when given is the secret, or the system stands open. call
+// names what was asked for.
+func (g gate) check(call, given string) error {
 	switch {
-	case open:
+	case g.open:
 		return nil
-	case secret == "":
-		return fault.New(fault.TokenUnset, "this call")
-	case given == "" || !EqualSecret(given, secret.Reveal()):
-		return fault.New(wrong, "this call")
+	case g.secret == "":
+		return &fault.Error{Code: fault.TokenUnset, Message: call, Remedy: g.unset}
+	case !EqualSecret(given, g.secret.Reveal()):
+		return fault.New(g.wrong, "%s", call)
 	}
 	return nil
 }
 
 // RequireAPIKey admits requests that carry key in X-API-KEY or as a bearer.
-// Others are answered with fault.Unauthenticated.
+// Others are answered with fault.Unauthenticated, or fault.TokenUnset when
+// there is no key to compare with.
 func RequireAPIKey(key config.Secret, open bool) func(http.Handler) http.Handler {
-	return require(key, open, fault.Unauthenticated, func(r *http.Request) string {
+	g := gate{key, open, fault.Unauthenticated, "set PADDOCK_API_KEY on the server, or start it with `paddock up`, which makes a key"}
+	return g.require(func(r *http.Request) string {
 		if k := r.Header.Get("X-API-KEY"); k != "" {
 			return k
 		}
@@ -54,13 +65,14 @@ func RequireAPIKey(key config.Secret, open bool) func(http.Handler) http.Handler
 // are answered with fault.TokenRejected, or fault.TokenUnset when there is no
 // token to compare with.
 func RequireToken(header string, token config.Secret, open bool) func(http.Handler) http.Handler {
-	return require(token, open, fault.TokenRejected, func(r *http.Request) string { return r.Header.Get(header) })
+	g := gate{secret: token, open: open, wrong: fault.TokenRejected}
+	return g.require(func(r *http.Request) string { return r.Header.Get(header) })
 }
 
-func require(secret config.Secret, open bool, wrong *fault.Code, given func(*http.Request) string) func(http.Handler) http.Handler {
+func (g gate) require(given func(*http.Request) string) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if err := check(given(r), secret, open, wrong); err != nil {
+			if err := g.check(r.Method+" "+r.URL.Path, given(r)); err != nil {
 				serve.WriteError(w, r, err)
 				return
 			}
@@ -77,18 +89,20 @@ func bearer(header string) string {
 	return strings.TrimSpace(token)
 }
 
-func checkRPC(ctx context.Context, token config.Secret, open bool) error {
+func checkRPC(ctx context.Context, method string, token config.Secret, open bool) error {
 	given := ""
 	if v := metadata.ValueFromIncomingContext(ctx, "authorization"); len(v) == 1 {
 		given = bearer(v[0])
 	}
-	return serve.GRPCError(check(given, token, open, fault.TokenRejected))
+	g := gate{secret: token, open: open, wrong: fault.TokenRejected}
+	return serve.GRPCError(g.check(method, given))
 }
 
-// UnaryServer admits calls that carry token as a bearer.
+// UnaryServer admits calls that carry token as a bearer, and refuses as
+// RequireToken does.
 func UnaryServer(token config.Secret, open bool) grpc.UnaryServerInterceptor {
-	return func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		if err := checkRPC(ctx, token, open); err != nil {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+		if err := checkRPC(ctx, info.FullMethod, token, open); err != nil {
 			return nil, err
 		}
 		return next(ctx, req)
@@ -97,8 +111,8 @@ func UnaryServer(token config.Secret, open bool) grpc.UnaryServerInterceptor {
 
 // StreamServer admits streams that carry token as a bearer.
 func StreamServer(token config.Secret, open bool) grpc.StreamServerInterceptor {
-	return func(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-		if err := checkRPC(s.Context(), token, open); err != nil {
+	return func(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		if err := checkRPC(s.Context(), info.FullMethod, token, open); err != nil {
 			return err
 		}
 		return next(srv, s)

@@ -93,8 +93,8 @@ func TestDisarmFreesWhatHangs(t *testing.T) {
 	done := make(chan error)
 	go func() { done <- fail.Point("h") }()
 	select {
-	case <-done:
-		t.Fatal("it did not hang")
+	case err := <-done:
+		t.Fatalf("it did not hang: %v", err)
 	default:
 	}
 	disarm()

@@ -28,14 +28,21 @@ type refusal struct {
 
 // WriteError answers with err's HTTP status and its detail.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
+	writeError(w, r, err, fault.Of(err).Class.HTTP)
+}
+
+func writeError(w http.ResponseWriter, r *http.Request, err error, status int) {
 	code, detail := fault.Of(err), fault.DetailOf(err)
 	note(r.Context(), err)
 	body := refusal{RequestID: logs.RequestID(r.Context()), Error: detail}
 	body.Ret.Code, body.Ret.Message = code.RetCode(), detail.Message
+	if code.Class == fault.Anonymous {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+	}
 	if code.Class.Retry && (code.Class.HTTP == http.StatusTooManyRequests || code.Class.HTTP == http.StatusServiceUnavailable) {
 		w.Header().Set("Retry-After", "1")
 	}
-	WriteJSON(w, code.Class.HTTP, body)
+	WriteJSON(w, status, body)
 }
 
 // WriteJSON answers with v. An encoding failure can only be our own mistake; a
@@ -66,10 +73,14 @@ func ReadJSON(r *http.Request, limit int64, v any) error {
 	return nil
 }
 
-// GRPCError returns err as a gRPC status that carries its detail. nil stays nil.
+// GRPCError returns err as a gRPC status that carries its detail. nil stays
+// nil, and so does what is a status already.
 func GRPCError(err error) error {
 	if err == nil {
 		return nil
+	}
+	if _, done := err.(interface{ GRPCStatus() *status.Status }); done { //nolint:errorlint // a status inside a fault is only its cause
+		return err
 	}
 	d := fault.DetailOf(err)
 	s, failed := status.New(codes.Code(fault.Of(err).Class.GRPC), d.Message).WithDetails(&hostpb.ErrorDetail{
@@ -83,17 +94,19 @@ func GRPCError(err error) error {
 
 // FromGRPC returns the failure that a status stands for, so that errors.Is
 // finds its code. A status without detail is the transport's word: the peer
-// did not answer (fault.PeerUnavailable), or the context ended.
+// did not answer (fault.PeerUnavailable), or the context ended. nil, io.EOF and
+// what is no status stay as they are.
 func FromGRPC(err error) error {
-	if err == nil {
-		return nil
+	s, ok := status.FromError(err)
+	if err == nil || !ok {
+		return err
 	}
-	s := status.Convert(err)
 	for _, d := range s.Details() {
 		if d, ok := d.(*hostpb.ErrorDetail); ok {
-			return fault.Parse(fault.Detail{Code: d.GetCode(), Message: d.GetMessage(), Cause: d.GetCause(), Remedy: d.GetRemedy(), Retryable: d.GetRetryable()}, 0)
+			return fault.Parse(fault.Detail{Code: d.GetCode(), Message: d.GetMessage(), Cause: d.GetCause(), Remedy: d.GetRemedy(), Retryable: d.GetRetryable()}, httpStatus(s.Code()))
 		}
 	}
+	cause := errors.New(s.Code().String() + ": " + s.Message())
 	switch s.Code() {
 	case codes.Canceled:
 		return fault.Wrap(fault.CallCancelled, context.Canceled, "call of a peer")
@@ -101,6 +114,19 @@ func FromGRPC(err error) error {
 		return fault.Wrap(fault.Deadline, context.DeadlineExceeded, "call of a peer")
 	case codes.Unavailable:
 		return fault.Wrap(fault.PeerUnavailable, errors.New(s.Message()), "call of a peer")
+	case codes.Unauthenticated:
+		return fault.Wrap(fault.TokenRejected, cause, "call of a peer")
 	}
-	return fault.Wrap(fault.Bug, errors.New(s.Code().String()+": "+s.Message()), "call of a peer")
+	return fault.Wrap(fault.Bug, cause, "call of a peer")
+}
+
+// httpStatus is the HTTP status of the class that c stands for. A code that
+// this program does not know keeps its class by it.
+func httpStatus(c codes.Code) int {
+	for _, class := range fault.Classes() {
+		if class.GRPC == uint32(c) {
+			return class.HTTP
+		}
+	}
+	return http.StatusInternalServerError
 }

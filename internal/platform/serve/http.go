@@ -86,10 +86,9 @@ func (s *HTTPServer) Run(ctx context.Context) error {
 	defer cancel()
 	err := s.server.Shutdown(stop)
 	if errors.Is(err, context.DeadlineExceeded) {
-		abort()
-		err = s.server.Close()
+		err = s.server.Close() // and abort tells those that do not read
 	}
-	<-done
+	<-done //nolint:errcheck // ErrServerClosed, as asked
 	return err
 }
 

@@ -3,6 +3,7 @@ package serve
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"regexp"
@@ -14,8 +15,8 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
 
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/logs"
+	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 )
 
 // headerRequestID carries the id that joins the logs of all roles.
@@ -36,42 +37,72 @@ func NewMiddleware(name string, log *slog.Logger, reg prometheus.Registerer) *Mi
 		Name:        "paddock_http_request_seconds",
 		Help:        "Duration of HTTP requests by route and status.",
 		ConstLabels: prometheus.Labels{"face": name},
-		Buckets:     prometheus.ExponentialBuckets(0.0005, 4, 10),
+		Buckets:     telemetry.Seconds,
 	}, []string{"route", "status"})}
 	reg.MustRegister(m.duration)
 	return m
 }
 
-// Wrap gives mux request ids, an access log, spans, metrics, and an end to
-// panics.
+// Wrap gives mux request ids, an access log, spans, metrics, coded answers for
+// paths that it does not have, and an end to panics.
 func (m *Middleware) Wrap(mux *http.ServeMux) http.Handler {
-	inner := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	inner := http.HandlerFunc(func(w http.ResponseWriter, outer *http.Request) {
 		began := time.Now()
-		given := r.Header.Get(headerRequestID)
-		if !requestIDForm.MatchString(given) {
-			given = id.New("req-")
-		}
+		given := requestID(outer.Header.Get(headerRequestID))
 		w.Header().Set(headerRequestID, given)
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
-		ctx := context.WithValue(logs.WithRequestID(r.Context(), given), recorderKey{}, rec)
-		r = r.WithContext(ctx)
+		r := outer.WithContext(context.WithValue(logs.WithRequestID(outer.Context(), given), recorderKey{}, rec))
 		defer func() {
-			if p := recover(); p != nil {
+			p := recover()
+			if p != nil {
 				m.panicked(rec, r, p)
 			}
-			m.done(rec, r, mux, began)
+			outer.Pattern = r.Pattern // names the span
+			m.done(rec, r, began)
+			if p == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so too
+				panic(p)
+			}
 		}()
+		if h, route := mux.Handler(r); route == "" {
+			refuse(rec, r, h)
+			return
+		}
 		mux.ServeHTTP(rec, r)
 	})
 	return otelhttp.NewHandler(inner, "http", otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string {
-		_, route := mux.Handler(r)
-		return route
+		if r.Pattern == "" {
+			return r.Method
+		}
+		return r.Pattern
 	}))
 }
 
+// refuse answers for a path that does not exist, or does not take the method,
+// as every refusal is answered. h is how the mux would say it.
+func refuse(rec *recorder, r *http.Request, h http.Handler) {
+	said := &answer{header: rec.Header()}
+	h.ServeHTTP(said, r)
+	if said.status == http.StatusMethodNotAllowed {
+		writeError(rec, r, fault.New(fault.InvalidInput, "%s takes %s, not %s", r.URL.Path, rec.Header().Get("Allow"), r.Method), said.status)
+		return
+	}
+	WriteError(rec, r, &fault.Error{Code: fault.NoSuchThing, Message: "no such path: " + r.Method + " " + r.URL.Path, Remedy: "check the address: is it that of the right role?"})
+}
+
+// answer keeps the status of a handler whose body is not wanted.
+type answer struct {
+	header http.Header
+	status int
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) WriteHeader(status int)      { a.status = status }
+func (a *answer) Write(b []byte) (int, error) { return len(b), nil }
+
+// panicked answers for a handler that panicked, if nobody has.
 func (m *Middleware) panicked(rec *recorder, r *http.Request, p any) {
 	if p == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so too
-		panic(p)
+		return
 	}
 	m.Log.ErrorContext(r.Context(), "handler panicked", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
 	if !rec.began {
@@ -79,21 +110,17 @@ func (m *Middleware) panicked(rec *recorder, r *http.Request, p any) {
 	}
 }
 
-func (m *Middleware) done(rec *recorder, r *http.Request, mux *http.ServeMux, began time.Time) {
-	_, route := mux.Handler(r)
+func (m *Middleware) done(rec *recorder, r *http.Request, began time.Time) {
+	route := r.Pattern
 	if route == "" {
-		route = "unknown"
+		route = "unknown" // any path: as a label it would have no bound
 	}
 	took := time.Since(began)
 	m.duration.WithLabelValues(route, strconv.Itoa(rec.status)).Observe(took.Seconds())
 	level := slog.LevelDebug
-	attrs := []slog.Attr{slog.String("route", route), slog.Int("status", rec.status), slog.Duration("took", took)}
+	attrs := []slog.Attr{slog.String("route", route), slog.String("path", r.URL.Path), slog.Int("status", rec.status), slog.Duration(logs.KeyTook, took)}
 	if rec.err != nil {
-		attrs = append(attrs, slog.String("code", fault.Of(rec.err).Name), slog.String("error", rec.err.Error()))
-		level = slog.LevelInfo
-		if rec.status >= http.StatusInternalServerError {
-			level = slog.LevelWarn
-		}
+		attrs, level = append(attrs, logs.Err(rec.err)), levelOf(rec.err)
 	}
 	m.Log.LogAttrs(r.Context(), level, "request", attrs...)
 }
@@ -116,7 +143,7 @@ type recorder struct {
 }
 
 func (r *recorder) WriteHeader(status int) {
-	if !r.began {
+	if !r.began && status >= http.StatusOK { // 1xx only announces
 		r.status, r.began = status, true
 	}
 	r.ResponseWriter.WriteHeader(status)
@@ -127,5 +154,17 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.ResponseWriter.Write(b)
 }
 
-// Unwrap lets http.ResponseController flush.
+// ReadFrom keeps the way from file to socket inside the kernel, for downloads.
+func (r *recorder) ReadFrom(src io.Reader) (int64, error) {
+	r.began = true
+	return io.Copy(r.ResponseWriter, src)
+}
+
+// Flush lets handlers stream that ask for an http.Flusher.
+func (r *recorder) Flush() {
+	r.began = true
+	_ = http.NewResponseController(r.ResponseWriter).Flush() // a writer that cannot flush sends later
+}
+
+// Unwrap lets http.ResponseController reach the connection.
 func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
