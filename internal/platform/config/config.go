@@ -78,8 +78,8 @@ type S3 struct {
 // Master is the control plane.
 type Master struct {
 	Listen             string        `yaml:"listen" env:"PADDOCK_MASTER_LISTEN" doc:"address of the HTTP face"`
-	Addr               string        `yaml:"addr" env:"CUBE_MASTER_ADDR" doc:"URL at which the other roles reach the master"`
-	TemplateCenterAddr string        `yaml:"template_center_addr" env:"CUBE_TEMPLATE_CENTER_ADDR" doc:"URL of the template centre"`
+	Addr               string        `yaml:"addr" env:"CUBE_MASTER_ADDR" doc:"URL at which the other roles reach the master; empty: that of master.listen"`
+	TemplateCenterAddr string        `yaml:"template_center_addr" env:"CUBE_TEMPLATE_CENTER_ADDR" doc:"URL of the template centre; empty: that of templatecenter.listen"`
 	DownloadBaseURL    string        `yaml:"download_base_url" env:"PADDOCK_DOWNLOAD_BASE_URL" doc:"URL from which hosts download artifacts; empty: master.addr"`
 	HostStaleAfter     time.Duration `yaml:"host_stale_after" env:"PADDOCK_HOST_STALE_AFTER" doc:"a host not heard of for so long is not chosen"`
 	CreateTimeout      time.Duration `yaml:"create_timeout" env:"PADDOCK_CREATE_TIMEOUT" doc:"bound on one sandbox create"`

@@ -57,6 +57,15 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+func TestAddressesFollowTheListeners(t *testing.T) {
+	for listen, want := range map[string]string{"127.0.0.1:7": "127.0.0.1:7", ":7": "127.0.0.1:7", "0.0.0.0:7": "127.0.0.1:7", "[::]:7": "127.0.0.1:7", "10.0.0.1:7": "10.0.0.1:7"} {
+		c, _, err := config.Load(config.LoadOptions{Environ: []string{"PADDOCK_MASTER_LISTEN=" + listen, "CUBE_TEMPLATE_CENTER_LISTEN=" + listen}})
+		if err != nil || c.Master.Addr != "http://"+want || c.Master.TemplateCenterAddr != "http://"+want || c.Master.DownloadBaseURL != "http://"+want {
+			t.Errorf("%s: %v: %q, %q, %q", listen, err, c.Master.Addr, c.Master.TemplateCenterAddr, c.Master.DownloadBaseURL)
+		}
+	}
+}
+
 func TestEachKindOfValue(t *testing.T) {
 	for _, from := range []string{"file", "environment"} {
 		t.Run(from, func(t *testing.T) {

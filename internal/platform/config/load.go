@@ -23,7 +23,6 @@ func Default() Config {
 		},
 		Master: Master{
 			Listen:             "127.0.0.1:8089",
-			TemplateCenterAddr: "http://127.0.0.1:8090",
 			HostStaleAfter:     10 * time.Second,
 			CreateTimeout:      time.Minute,
 			DistributeTimeout:  10 * time.Minute,
@@ -135,6 +134,7 @@ func derive(c *Config) {
 	set(&c.ArtifactStore.Dir, filepath.Join(c.DataDir, "artifacts"))
 	set(&c.TemplateCenter.WorkDir, filepath.Join(c.DataDir, "work"))
 	set(&c.Master.Addr, "http://"+reachable(c.Master.Listen))
+	set(&c.Master.TemplateCenterAddr, "http://"+reachable(c.TemplateCenter.Listen))
 	set(&c.Master.DownloadBaseURL, c.Master.Addr)
 	if c.Database.DSN == "" {
 		c.Database.DSN = Secret("sqlite:" + filepath.Join(c.DataDir, "paddock.db"))

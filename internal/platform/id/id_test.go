@@ -28,3 +28,10 @@ func TestIDsOfDifferentMillisecondsSort(t *testing.T) {
 		t.Error("the time part went backwards")
 	}
 }
+
+func TestSecretsHaveTheirLengthAndDiffer(t *testing.T) {
+	a, b := id.Secret("e2b_", 20), id.Secret("e2b_", 20)
+	if form := regexp.MustCompile(`^e2b_[0-9a-f]{40}$`); !form.MatchString(a) || !form.MatchString(b) || a == b {
+		t.Error("bad form, or a repeat")
+	}
+}
