@@ -104,7 +104,7 @@ trap - EXIT
 left=$(
 	grep " $work" /proc/self/mountinfo || true
 	losetup -a 2>/dev/null | grep "$work" || true
-	for p in /proc/[0-9]*; do tr '\0' ' ' <"$p/cmdline" 2>/dev/null | grep -F "$work" || true; done
+	grep -laFf <(printf "%s" "$work") /proc/[0-9]*/cmdline 2>/dev/null || true
 	tag=$(printf '%s' "$data/cubelet" | sha256sum | cut -c1-4)
 	ls /run/netns 2>/dev/null | grep "paddock-$tag" || true
 	ip -o link 2>/dev/null | grep "pd$tag-" || true

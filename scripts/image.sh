@@ -7,7 +7,7 @@ key=$(echo "$list" | sha256sum | cut -c1-12)
 tar=$ROOT/.cache/rootfs-$key.tar
 if ! [ -s "$tar" ]; then
 	mkdir -p "$ROOT/.cache"
-	SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --mode=root --variant=minbase --include="$list" bookworm "$tar.new" >&2
+	SOURCE_DATE_EPOCH=1700000000 mmdebstrap --quiet --mode=root --format=tar --variant=minbase --include="$list" bookworm "$tar.new" >&2
 	mv "$tar.new" "$tar"
 fi
 echo "$tar"
