@@ -2,53 +2,59 @@
 // container registry and an S3 server.
 //
 // Each listens on 127.0.0.1 at a free port, keeps its files in a directory of
-// its own, and is gone when the test or the test process ends, however it
-// ends. It must never skip a test: a missing program fails it.
+// its own, and is gone with both when the test ends, or when the test process
+// ends in whatever way. It must never skip a test: a missing program fails it
+// and names the command that installs it.
 package service
 
-import "testing"
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+)
 
-// S3Config is how to reach the S3 server of a test.
-type S3Config struct {
-	Endpoint  string // http://127.0.0.1:port
-	Region    string
-	Bucket    string // exists, is empty
-	AccessKey string
-	SecretKey string
+const (
+	readyWithin = 60 * time.Second // from the start to the first answer, on a loaded machine
+	startTries  = 3                // a free port may be taken by another before the server binds it
+)
+
+// program returns the path of an installed program. Those that `make setup`
+// builds itself lie in .tools/bin of the repository.
+func program(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	for _, dir := range append(toolDirs(), "/usr/sbin") {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && !info.IsDir() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("this test needs %s, which is not installed: run `make setup`", name)
 }
 
-// MariaDB returns the DSN of a fresh database, as store.Open takes it.
-func MariaDB(tb testing.TB) string { tb.Helper(); tb.Fatal("unwritten"); return "" }
-
-// Redis returns the address of a fresh Redis.
-func Redis(tb testing.TB) string { tb.Helper(); tb.Fatal("unwritten"); return "" }
-
-// Registry returns host:port of a fresh container registry that speaks HTTP.
-func Registry(tb testing.TB) string { tb.Helper(); tb.Fatal("unwritten"); return "" }
-
-// S3 returns how to reach a fresh bucket.
-func S3(tb testing.TB) S3Config { tb.Helper(); tb.Fatal("unwritten"); return S3Config{} }
-
-// File is one entry of an image made by Image.
-type File struct {
-	Name string // "bin/sh"; a name that ends in / is a directory
-	Body string
-	Mode int64  // 0: 0644, or 0755 for a directory
-	Link string // a symbolic link to this, when not empty
+// toolDirs returns .tools/bin of the repository that the test runs in.
+func toolDirs() []string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil
+	}
+	for ; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return []string{filepath.Join(dir, ".tools", "bin")}
+		}
+	}
+	return nil
 }
 
-// Image pushes a small image of one gzip layer for linux/amd64 and returns its
-// reference: registry/name.
-func Image(tb testing.TB, registry, name string, files ...File) string {
-	tb.Helper()
-	tb.Fatal("unwritten")
-	return ""
-}
-
-// ForeignImage pushes an image that exists only for another platform
-// (linux/s390x) and returns its reference.
-func ForeignImage(tb testing.TB, registry, name string, files ...File) string {
-	tb.Helper()
-	tb.Fatal("unwritten")
-	return ""
+// freePort returns a port of 127.0.0.1 that nobody listened on a moment ago.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
