@@ -9,7 +9,7 @@ level=${1:-run}
 command -v go >/dev/null || die "Go 1.26 is missing"
 
 packages=(ca-certificates e2fsprogs iproute2 nftables mmdebstrap docker-registry)
-[ "$level" = run ] || packages+=(gcc libc6-dev mariadb-server redis-server)
+[ "$level" = run ] || packages+=(gcc libc6-dev mariadb-server redis-server busybox-static)
 missing=()
 for p in "${packages[@]}"; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

@@ -1,0 +1,130 @@
+package e2e
+
+import (
+	"encoding/json"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/paddock-dev/paddock/test/service"
+)
+
+// The moments at which a crash is sure to happen.
+var failpoints = []string{
+	"master.submit.after_commit", "rootfs.before_mkfs", "master.built.after_commit", "cubelet.artifact.before_rename", "master.resume.after_distribute",
+	"cubelet.create.after_journal", "cubelet.create.before_start", "cubelet.create.after_start", "master.create.after_host",
+}
+
+// A crash at any moment loses nothing and leaves nothing: the next start ends
+// what was on its way, reclaims what was made, and works.
+func TestCrashAtEachFailpoint(t *testing.T) {
+	registry := service.Registry(t)
+	image := busybox(t, registry, "box:1")
+	for _, place := range failpoints {
+		t.Run(place, func(t *testing.T) {
+			c := newCluster(t)
+			clean := c.env
+			c.env = append(clean, "PADDOCK_FAILPOINTS="+place+"=crash")
+			c.start("up")
+			_, errs, code := c.run("", "tpl", "create-from-image", "--image", image, "--alias", "box")
+			if code == 0 {
+				_, errs, code = c.run("", "sandbox", "create", "box")
+			}
+			if code == 0 {
+				t.Fatalf("%s was never reached", place)
+			}
+			t.Log(strings.SplitN(errs, "\n", 2)[0])
+			c.kill()
+			c.env = clean
+			c.start("up")
+			c.converge()
+			c.demo(image)
+		})
+	}
+}
+
+func TestCrashAtRandomMoments(t *testing.T) {
+	registry := service.Registry(t)
+	image := busybox(t, registry, "box:1")
+	c := newCluster(t)
+	const seed = 1
+	rng := rand.New(rand.NewPCG(seed, seed))
+	for round := range 5 {
+		c.start("up")
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for range 50 {
+				if _, _, code := c.run("", "tpl", "create-from-image", "--image", image, "--alias", "r"); code != 0 && code != 5 {
+					return
+				}
+				id, _, code := c.run("", "sandbox", "create", "r")
+				if code != 0 {
+					return
+				}
+				_, _, _ = c.run("", "sandbox", "delete", strings.TrimSpace(id))
+			}
+		}()
+		after := time.Duration(100+rng.IntN(1900)) * time.Millisecond
+		<-time.After(after)
+		c.kill()
+		<-done
+		t.Logf("round %d of seed %d: killed after %s", round, seed, after)
+	}
+	c.start("up")
+	c.converge()
+	c.demo(image)
+}
+
+// converge waits until nothing is on its way, and removes what exists.
+func (c *cluster) converge() {
+	c.t.Helper()
+	var boxes []struct {
+		SandboxID string `json:"sandbox_id"`
+		Status    string `json:"status"`
+	}
+	c.eventually("an end of every sandbox on its way", 100*time.Second, func() bool {
+		boxes = nil
+		if json.Unmarshal([]byte(c.must("sandbox", "list", "-o", "json")), &boxes) != nil {
+			return false
+		}
+		for _, b := range boxes {
+			if b.Status != "RUNNING" {
+				// Delete wins over every state.
+				_, _, _ = c.run("", "sandbox", "delete", b.SandboxID)
+				return false
+			}
+		}
+		return true
+	})
+	for _, b := range boxes {
+		if out := c.must("sandbox", "exec", b.SandboxID, "--", "echo", "alive"); out != "alive\n" {
+			c.t.Errorf("sandbox %s is RUNNING and said %q", b.SandboxID, out)
+		}
+		c.must("sandbox", "delete", b.SandboxID)
+	}
+	var templates []struct {
+		TemplateID string `json:"template_id"`
+	}
+	if err := json.Unmarshal([]byte(c.must("tpl", "list", "-o", "json")), &templates); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, tpl := range templates {
+		c.eventually("a delete of "+tpl.TemplateID, time.Minute, func() bool {
+			_, _, code := c.run("", "tpl", "delete", tpl.TemplateID)
+			return code == 0 || code == 4
+		})
+	}
+}
+
+func (c *cluster) demo(image string) {
+	c.t.Helper()
+	c.must("tpl", "create-from-image", "--image", image, "--alias", "after")
+	id := c.sandbox("after")
+	if out := c.must("sandbox", "exec", id, "--", "echo", "again"); out != "again\n" {
+		c.t.Errorf("said %q", out)
+	}
+	c.must("sandbox", "delete", id)
+	c.must("tpl", "delete", "after")
+}
