@@ -14,7 +14,6 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
-	"sync"
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/sys/unix"
@@ -39,7 +38,6 @@ type images struct {
 	client *http.Client
 	flight singleflight.Group
 	slots  chan struct{}
-	mu     sync.Mutex // held while the set of files changes or is used by a new sandbox
 }
 
 func newImages(dir string) *images {

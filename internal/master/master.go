@@ -47,7 +47,6 @@ type Master struct {
 	fleet   *fleet
 	handler http.Handler
 	metrics metrics
-	kick    chan struct{}
 
 	mu          sync.Mutex
 	credentials map[template.JobID]rootfs.Auth // of builds that are on their way
@@ -74,7 +73,6 @@ func New(d Deps) (*Master, error) {
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
 		fleet:       newFleet(d.Store, placer),
-		kick:        make(chan struct{}, 1),
 		credentials: map[template.JobID]rootfs.Auth{},
 		inHand:      map[template.JobID]bool{},
 		metrics: metrics{
@@ -160,14 +158,6 @@ func (m *Master) Run(ctx context.Context) error {
 	loops.Wait()
 	m.work.Wait()
 	return m.hosts.close()
-}
-
-// wake makes the loops look now.
-func (m *Master) wake() {
-	select {
-	case m.kick <- struct{}{}:
-	default:
-	}
 }
 
 const (

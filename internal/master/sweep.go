@@ -33,7 +33,6 @@ func (m *Master) sweepLoop(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-time.After(m.cfg.Master.SweepInterval):
-		case <-m.kick:
 		}
 	}
 }

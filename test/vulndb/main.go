@@ -94,7 +94,9 @@ func run(in, out string) error {
 func (r report) modules() map[string]string {
 	found := map[string]string{}
 	for _, a := range r.Affected {
-		found[a.Package.Name] = found[a.Package.Name]
+		if _, ok := found[a.Package.Name]; !ok {
+			found[a.Package.Name] = ""
+		}
 		for _, g := range a.Ranges {
 			for _, e := range g.Events {
 				if e.Fixed != "" {
