@@ -364,8 +364,8 @@ func workdir(s Settings, l launch) (string, error) {
 		if cwd = s.DefaultWorkdir; cwd == "" {
 			cwd = l.user.home
 		}
-		if _, err := os.Stat(cwd); err != nil {
-			return "/", nil // a home that the image lacks is no reason to refuse
+		if info, err := os.Stat(cwd); err != nil || !info.IsDir() {
+			cwd = "/" // a home that the image lacks is no reason to refuse
 		}
 		return cwd, nil
 	}

@@ -188,8 +188,11 @@ func (t *tree) entryFault(h *tar.Header, err error) error {
 // empty removes what lower layers put into dir, not what this one did.
 func (t *tree) empty(dir string) error {
 	d, err := t.root.Open(dir)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil // nothing there to hide
+	}
+	if err != nil {
+		return fault.Wrap(fault.ImageInvalid, err, "opaque directory %q", dir)
 	}
 	names, err := d.Readdirnames(-1)
 	if err = errors.Join(err, d.Close()); err != nil {
