@@ -97,6 +97,9 @@ printf '%-22s %s ms\n%-22s %s ms\n%-22s %s ms\n\n' 'create to usable' "$create" 
 
 paddock sandbox delete "$id"
 paddock tpl delete demo
+# The bytes go after the answer, by the outbox.
+bytes_gone() { [ -z "$(find "$data/artifacts" -type f)" ]; }
+await "the end of the artifact's bytes" 15 bytes_gone
 stop
 trap - EXIT
 
