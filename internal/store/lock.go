@@ -7,6 +7,7 @@ import (
 	"database/sql/driver"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,46 +30,108 @@ func LockName(name string) string {
 }
 
 // WithLock runs fn while this process holds the lock called name, and reports
-// whether it did: false when another held it for all of wait. A lock saves work
-// and protects nothing: it ends silently with its connection, so what fn writes
-// must still compare what it read.
+// whether it did: false when another held it for all of wait. The context of fn
+// ends when the lock is found to be lost. A lock saves work and protects
+// nothing: it ends with its connection or process, so what fn writes must still
+// compare what it read.
 func (s *Store) WithLock(ctx context.Context, name string, wait time.Duration, fn func(ctx context.Context) error) (locked bool, err error) {
-	name = LockName(name)
-	if s.d.name == "mysql" {
+	name = LockName(s.scope + name)
+	if s.locks != nil {
 		return s.serverLock(ctx, name, wait, fn)
 	}
 	return s.fileLock(ctx, name, wait, fn)
 }
 
+const (
+	lockWait  = 10 * time.Second // of one question to the server, well below answerTime
+	lockWatch = 5 * time.Second  // how often a holder asks whether it still holds
+)
+
 // serverLock is GET_LOCK on one pinned connection.
 func (s *Store) serverLock(ctx context.Context, name string, wait time.Duration, fn func(ctx context.Context) error) (_ bool, err error) {
-	c, err := s.db.Conn(ctx)
+	c, err := s.locks.Conn(ctx)
 	if err != nil {
-		return false, fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
+		return false, lockFault(ctx, err, name)
 	}
-	defer func() {
-		if late := c.Close(); late != nil && !errors.Is(late, sql.ErrConnDone) {
-			err = errors.Join(err, late)
-		}
-	}()
-	var got sql.NullInt64
-	if err := c.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", name, wait.Seconds()).Scan(&got); err != nil {
+	// Whatever could not be put back in order was discarded, which is told here.
+	defer func() { _ = c.Close() }()
+	locked, err := getLock(ctx, c, name, wait)
+	if err != nil {
 		discard(c) // the lock may be ours although the answer was lost
-		return false, fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
+		return false, lockFault(ctx, err, name)
 	}
-	if got.Int64 != 1 {
+	if !locked {
 		return false, nil
 	}
-	defer func() {
-		// On a context of its own: a lock must not outlive a cancelled call.
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTime)
-		defer cancel()
-		var freed sql.NullInt64
-		if c.QueryRowContext(release, "SELECT RELEASE_LOCK(?)", name).Scan(&freed) != nil || freed.Int64 != 1 {
-			discard(c)
-		}
+	held, lose := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watchLock(held, lose, c, name)
 	}()
-	return true, fn(ctx)
+	defer func() {
+		lose(nil)
+		<-watched
+		releaseLock(ctx, c, name)
+	}()
+	err = fn(held)
+	if lost := context.Cause(held); err != nil && ctx.Err() == nil && lost != nil && errors.Is(err, context.Canceled) {
+		err = lost
+	}
+	return true, err
+}
+
+func lockFault(ctx context.Context, err error, name string) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("lock %s: %w", name, ctx.Err())
+	}
+	return fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
+}
+
+// getLock asks until it has the lock or wait is over.
+func getLock(ctx context.Context, c *sql.Conn, name string, wait time.Duration) (bool, error) {
+	for deadline := time.Now().Add(wait); ; {
+		left := max(0, time.Until(deadline))
+		var got sql.NullInt64
+		if err := c.QueryRowContext(ctx, "SELECT GET_LOCK(?, ?)", name, min(left, lockWait).Seconds()).Scan(&got); err != nil {
+			return false, err
+		}
+		if got.Int64 == 1 || left <= lockWait {
+			return got.Int64 == 1, nil
+		}
+	}
+}
+
+// watchLock calls lose when the server says, or can no longer say, who has the
+// lock.
+func watchLock(held context.Context, lose context.CancelCauseFunc, c *sql.Conn, name string) {
+	for {
+		select {
+		case <-held.Done():
+			return
+		case <-time.After(lockWatch):
+		}
+		// Not on held: its end must not break the connection under the question.
+		ask, cancel := context.WithTimeout(context.WithoutCancel(held), dialTime)
+		var ours sql.NullInt64
+		err := c.QueryRowContext(ask, "SELECT IS_USED_LOCK(?) = CONNECTION_ID()", name).Scan(&ours)
+		cancel()
+		if err != nil || ours.Int64 != 1 {
+			lose(fault.New(fault.StoreUnavailable, "lock %s was lost", name))
+			return
+		}
+	}
+}
+
+// releaseLock lets the lock go on a context of its own: it must not outlive a
+// cancelled call. In doubt the connection goes, and the lock with it.
+func releaseLock(ctx context.Context, c *sql.Conn, name string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dialTime)
+	defer cancel()
+	var freed sql.NullInt64
+	if c.QueryRowContext(ctx, "SELECT RELEASE_LOCK(?)", name).Scan(&freed) != nil || freed.Int64 != 1 {
+		discard(c)
+	}
 }
 
 // discard closes c for good, and with it whatever it holds: the pool drops a
@@ -142,6 +205,10 @@ func (s *Store) lockPath(ctx context.Context, name string) (string, error) {
 		}
 		return '_'
 	}, name)
+	if safe != name { // two names must not become one
+		sum := sha256.Sum256([]byte(name))
+		safe += "-" + hex.EncodeToString(sum[:])[:16]
+	}
 	dir := file + ".locks"
 	return filepath.Join(dir, safe), os.MkdirAll(dir, 0o700)
 }

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"database/sql"
 	"log/slog"
 	"time"
 
@@ -20,7 +21,9 @@ type Message struct {
 }
 
 const (
-	claimTime   = 2 * time.Minute // how long a deliverer may take before another may try
+	claimTime   = 15 * time.Second // after a deliverer's last sign of life another may try
+	claimEvery  = 5 * time.Second  // between signs of life
+	handleTime  = 2 * time.Minute  // how long one delivery may take
 	maxAttempts = 200
 	maxPause    = time.Minute
 )
@@ -30,25 +33,30 @@ func (tx *Tx) Enqueue(ctx context.Context, m Message, after time.Duration) error
 	if m.Payload == nil {
 		m.Payload = []byte{}
 	}
+	// Behind every message of its key that is there: this transaction may have
+	// begun before the one that wrote it, or may be the same.
+	var last sql.NullInt64
+	if _, err := tx.Row(ctx, `SELECT MAX(created_us) FROM outbox WHERE topic = ? AND message_key = ?`, []any{m.Topic, []byte(m.Key)}, &last); err != nil {
+		return err
+	}
+	created := max(tx.Now.UnixMicro(), last.Int64+1)
 	_, err := tx.Exec(ctx, `INSERT INTO outbox (id, topic, message_key, payload, trace, attempts, last_error, due_us, claimed_until_us, dead, created_us) VALUES (?, ?, ?, ?, ?, 0, ?, ?, 0, 0, ?)`,
-		id.New("msg-"), m.Topic, []byte(m.Key), m.Payload, []byte(m.Trace), []byte{}, tx.Now.Add(after).UnixMicro(), tx.Now.UnixMicro())
+		id.New("msg-"), m.Topic, []byte(m.Key), m.Payload, []byte(m.Trace), []byte{}, tx.Now.Add(after).UnixMicro(), created)
 	return err
 }
 
 // Deliver hands due messages of topic to handle, at most batch, and returns how
 // many were done. A message whose handle fails is tried again after a growing
 // pause; one that failed for long stays as a dead row for an operator to see.
-// Two deliverers never work on one message at a time, unless one takes longer
-// than two minutes.
+// Two deliverers never work on one message at a time: the context of handle ends
+// when its claim may have. It also ends after two minutes.
 func (s *Store) Deliver(ctx context.Context, topic string, batch int, handle func(context.Context, Message) error) (delivered int, err error) {
 	for range batch {
 		m, found, err := s.claim(ctx, topic)
 		if err != nil || !found {
 			return delivered, err
 		}
-		bounded, cancel := context.WithTimeout(ctx, claimTime)
-		failed := handle(bounded, m)
-		cancel()
+		failed := s.handle(ctx, m, handle)
 		if failed == nil {
 			delivered++
 		}
@@ -57,6 +65,45 @@ func (s *Store) Deliver(ctx context.Context, topic string, batch int, handle fun
 		}
 	}
 	return delivered, nil
+}
+
+// handle runs one delivery under its claim.
+func (s *Store) handle(ctx context.Context, m Message, handle func(context.Context, Message) error) error {
+	bounded, cancel := context.WithTimeout(ctx, handleTime)
+	kept := make(chan struct{})
+	go func() {
+		defer close(kept)
+		defer cancel()
+		s.keepClaim(bounded, m)
+	}()
+	defer func() {
+		cancel()
+		<-kept
+	}()
+	return handle(bounded, m)
+}
+
+// keepClaim extends the claim until ctx ends or the claim is, or may be, lost.
+func (s *Store) keepClaim(ctx context.Context, m Message) {
+	// Counted from before the claim was written, by our own clock: to stop early.
+	for until := time.Now().Add(claimTime - claimEvery); time.Now().Before(until); {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(claimEvery):
+		}
+		sent, n := time.Now(), int64(0)
+		err := s.Update(ctx, func(tx *Tx) (err error) {
+			n, err = tx.Exec(ctx, `UPDATE outbox SET claimed_until_us = ? WHERE id = ? AND attempts = ?`, tx.Now.Add(claimTime).UnixMicro(), m.ID, m.Attempts)
+			return err
+		})
+		if err == nil && n == 0 {
+			return
+		}
+		if err == nil {
+			until = sent.Add(claimTime - claimEvery)
+		}
+	}
 }
 
 func (s *Store) claim(ctx context.Context, topic string) (m Message, found bool, err error) {

@@ -11,6 +11,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -31,7 +32,7 @@ type Options struct {
 
 // Store is an open database. It is safe for concurrent use.
 type Store struct {
-	db  *sql.DB
+	pools
 	d   dialect
 	log *slog.Logger
 }
@@ -39,18 +40,14 @@ type Store struct {
 // Open connects, and brings the schema up to date unless it may not. It
 // refuses a schema that this program does not know with fault.SchemaUnknown.
 func Open(ctx context.Context, o Options) (*Store, error) {
-	d, source, err := dialectOf(o.DSN)
+	d, p, err := connect(o.DSN)
 	if err != nil {
 		return nil, err
 	}
-	db, err := sql.Open(d.driver, source)
-	if err != nil {
-		return nil, fault.Wrap(fault.BadConfig, errors.New(hide(err, source)), "database.dsn")
-	}
-	db.SetMaxOpenConns(d.maxConns)
-	db.SetMaxIdleConns(d.maxConns)
-	db.SetConnMaxLifetime(30 * time.Minute)
-	s := &Store{db: db, d: d, log: o.Log}
+	p.db.SetMaxOpenConns(d.maxConns)
+	p.db.SetMaxIdleConns(d.maxConns)
+	p.db.SetConnMaxLifetime(30 * time.Minute)
+	s := &Store{pools: p, d: d, log: o.Log}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -59,18 +56,22 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		err = s.migrate(ctx, o.AutoMigrate)
 	}
 	if err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, s.Close())
 	}
 	return s, nil
 }
 
-// hide removes a source's password from an error of its driver.
-func hide(err error, source string) string {
-	return strings.ReplaceAll(err.Error(), source, "(dsn)")
-}
-
 // Close closes the database. Running transactions fail.
-func (s *Store) Close() error { return s.db.Close() }
+func (s *Store) Close() error {
+	err := s.db.Close()
+	if s.locks != nil {
+		err = errors.Join(err, s.locks.Close())
+	}
+	if errors.Is(err, driver.ErrBadConn) {
+		return nil // the server closed first
+	}
+	return err
+}
 
 // Dialect returns sqlite or mysql.
 func (s *Store) Dialect() string { return s.d.name }
@@ -91,8 +92,9 @@ type Tx struct {
 	// microseconds.
 	Now time.Time
 
-	tx *sql.Tx
-	d  *dialect
+	tx    *sql.Tx
+	d     *dialect
+	reads bool // and does nothing else
 }
 
 // maxTries bounds how often a transaction that lost a race is run again.
@@ -101,10 +103,10 @@ const maxTries = 12
 // Update runs fn in a transaction that writes, and runs it again if the
 // database says that it lost a race. So fn must touch nothing but tx.
 func (s *Store) Update(ctx context.Context, fn func(tx *Tx) error) error {
-	return s.run(ctx, s.d.write, fn)
+	return s.run(ctx, sql.TxOptions{}, fn)
 }
 
-// View runs fn in a transaction that only reads.
+// View runs fn in a transaction that only reads, as of one moment.
 func (s *Store) View(ctx context.Context, fn func(tx *Tx) error) error {
 	return s.run(ctx, s.d.read, fn)
 }
@@ -116,7 +118,7 @@ func (s *Store) run(ctx context.Context, o sql.TxOptions, fn func(tx *Tx) error)
 	for try := 1; ; try++ {
 		err := s.once(ctx, o, fn)
 		if err == nil || !errors.Is(err, errLostRace) && !s.d.again(err) || try == maxTries {
-			return s.coded(err)
+			return s.coded(ctx, err)
 		}
 		// A random pause, growing to 100 ms: losers must not meet again.
 		pause := time.Duration(rand.Int64N(int64(min(100*time.Millisecond, time.Millisecond<<try))))
@@ -140,7 +142,7 @@ func (s *Store) once(ctx context.Context, o sql.TxOptions, fn func(tx *Tx) error
 			_ = raw.Rollback()
 		}
 	}()
-	tx := &Tx{tx: raw, d: &s.d}
+	tx := &Tx{tx: raw, d: &s.d, reads: o.ReadOnly}
 	if tx.Now, err = tx.clock(ctx); err != nil {
 		return err
 	}
@@ -163,15 +165,21 @@ func (tx *Tx) clock(ctx context.Context) (time.Time, error) {
 
 // coded gives errors of the database itself a code. Those that have one, and
 // the context's, stay as they are.
-func (s *Store) coded(err error) error {
+func (s *Store) coded(ctx context.Context, err error) error {
 	if err == nil || fault.Of(err) != fault.Bug || errors.Is(err, fault.Bug) || s.d.ours(err) {
 		return err
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("database: %w", ctx.Err()) // a driver words it in its own way
 	}
 	return fault.Wrap(fault.StoreUnavailable, err, "database")
 }
 
 // Exec runs a statement and returns how many rows it found.
 func (tx *Tx) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	if tx.reads { // SQLite would let it
+		return 0, fault.New(fault.Bug, "%s in a View", verb(query))
+	}
 	r, err := tx.tx.ExecContext(ctx, query, args...)
 	if err != nil {
 		return 0, fmt.Errorf("%s: %w", verb(query), err)

@@ -24,6 +24,9 @@ type Submission struct {
 // that was kept for the same submission. Another content under the same id is
 // fault.SubmissionReused. A do that fails leaves nothing.
 func (tx *Tx) Once(ctx context.Context, s Submission, do func() ([]byte, error)) ([]byte, error) {
+	if s.Fingerprint == nil {
+		s.Fingerprint = []byte{}
+	}
 	kept, found, err := tx.submission(ctx, s)
 	if err != nil || found {
 		return kept, err

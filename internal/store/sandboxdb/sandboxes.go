@@ -52,7 +52,7 @@ func scanSandbox(r store.Scanner) (s sandbox.Sandbox, err error) {
 // GetSandbox returns a sandbox, or fault.SandboxNotFound.
 func GetSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) (sandbox.Sandbox, error) {
 	s, ok, err := store.First(ctx, tx, scanSandbox, `SELECT `+sandboxColumns+` FROM sandbox WHERE id = ?`, string(id))
-	if err == nil && !ok {
+	if err == nil && (!ok || s.ID != id) { // MySQL takes "x " for "x"
 		err = fault.New(fault.SandboxNotFound, "sandbox %q", id)
 	}
 	return s, err

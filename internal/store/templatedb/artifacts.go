@@ -44,7 +44,7 @@ func scanArtifact(r store.Scanner) (a template.Artifact, err error) {
 // GetArtifact returns an artifact, or fault.ArtifactNotFound.
 func GetArtifact(ctx context.Context, tx *store.Tx, id template.ArtifactID) (template.Artifact, error) {
 	a, ok, err := store.First(ctx, tx, scanArtifact, `SELECT `+artifactColumns+` FROM artifact WHERE id = ?`, string(id))
-	if err == nil && !ok {
+	if err == nil && (!ok || a.ID != id) { // MySQL takes "x " for "x"
 		err = fault.New(fault.ArtifactNotFound, "artifact %q", id)
 	}
 	return a, err

@@ -36,7 +36,7 @@ func scanDefinition(r store.Scanner) (d template.Definition, err error) {
 // GetDefinition returns a template, or fault.TemplateNotFound.
 func GetDefinition(ctx context.Context, tx *store.Tx, id template.ID) (template.Definition, error) {
 	d, ok, err := store.First(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition WHERE id = ?`, string(id))
-	if err == nil && !ok {
+	if err == nil && (!ok || d.ID != id) { // MySQL takes "x " for "x"
 		err = fault.New(fault.TemplateNotFound, "template %q", id)
 	}
 	return d, err

@@ -77,7 +77,7 @@ func scanJob(r store.Scanner) (j template.Job, err error) {
 // GetJob returns a job, or fault.JobNotFound.
 func GetJob(ctx context.Context, tx *store.Tx, id template.JobID) (template.Job, error) {
 	j, ok, err := store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE id = ?`, string(id))
-	if err == nil && !ok {
+	if err == nil && (!ok || j.ID != id) { // MySQL takes "x " for "x"
 		err = fault.New(fault.JobNotFound, "job %q", id)
 	}
 	return j, err
@@ -162,6 +162,9 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 		string(j.ID), string(j.State), j.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict
+	}
+	if err == nil {
+		_, err = tx.Row(ctx, `SELECT progress FROM job WHERE id = ?`, []any{string(j.ID)}, &j.Progress)
 	}
 	if err != nil {
 		return j, fmt.Errorf("job %s to %s: %w", j.ID, to, err)
