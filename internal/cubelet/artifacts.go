@@ -2,49 +2,71 @@ package cubelet
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
-	"sort"
+	"slices"
 	"strings"
+	"sync"
+	"time"
 
-	"golang.org/x/sync/singleflight"
-	"golang.org/x/sys/unix"
-
-	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/hostpb"
-	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
 const (
 	imageSuffix    = ".ext4"
-	partSuffix     = ".download"
+	proofSuffix    = ".json"     // what was verified of the image beside it
+	partSuffix     = ".download" // bytes that are not verified
 	downloadsAtOne = 2
 )
 
 // images is the artifacts that this host holds: whole and verified, or not at
-// all under their final name.
+// all under their final name. It is safe for concurrent use.
 type images struct {
 	dir    string
 	client *http.Client
-	flight singleflight.Group
-	slots  chan struct{}
+	slots  chan struct{}   // one for each download at once
+	work   *sync.WaitGroup // of whoever stops us
+
+	mu      sync.Mutex
+	flights map[string]*flight
 }
 
-func newImages(dir string) *images {
-	return &images{dir: dir, client: &http.Client{}, slots: make(chan struct{}, downloadsAtOne)}
+// flight is one download that several callers may wait for.
+type flight struct {
+	want    proof
+	waiting int
+	abort   context.CancelFunc
+	done    chan struct{}
+	fetched int64
+	err     error
 }
 
-func (m *images) path(id string) string { return filepath.Join(m.dir, id+imageSuffix) }
+// proof is what was verified of an image.
+type proof struct {
+	SHA256 string `json:"sha256"`
+	Size   int64  `json:"size_bytes"`
+}
+
+func newImages(dir string, work *sync.WaitGroup) *images {
+	return &images{
+		dir: dir, work: work, slots: make(chan struct{}, downloadsAtOne), flights: map[string]*flight{},
+		client: &http.Client{Transport: &http.Transport{
+			Proxy:                 nil, // the master and its store are reached directly
+			ResponseHeaderTimeout: stallTime,
+			IdleConnTimeout:       time.Minute,
+			DisableCompression:    true, // the bytes are those of the image
+		}},
+	}
+}
+
+func (m *images) path(id string) string  { return filepath.Join(m.dir, id+imageSuffix) }
+func (m *images) proof(id string) string { return filepath.Join(m.dir, id+proofSuffix) }
 
 // list returns the ids of the artifacts held.
 func (m *images) list() ([]string, error) {
@@ -58,149 +80,158 @@ func (m *images) list() ([]string, error) {
 			ids = append(ids, id)
 		}
 	}
-	sort.Strings(ids)
+	slices.Sort(ids)
 	return ids, nil
 }
 
-// sweep removes what an earlier process left half fetched.
+// sweep removes what an earlier process left half fetched, and images without
+// proof: those were cut off, or put there by somebody else.
 func (m *images) sweep() error {
-	parts, err := filepath.Glob(filepath.Join(m.dir, "*"+partSuffix))
+	entries, err := os.ReadDir(m.dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, p := range parts {
-		errs = append(errs, os.Remove(p))
+	for _, e := range entries {
+		id, image := strings.CutSuffix(e.Name(), imageSuffix)
+		other, isProof := strings.CutSuffix(e.Name(), proofSuffix)
+		keep := image && m.proven(id) || isProof && m.proven(other)
+		if !keep {
+			errs = append(errs, os.Remove(filepath.Join(m.dir, e.Name())))
+		}
 	}
 	return errors.Join(errs...)
 }
 
+// proven reports whether the image of id is there as it was verified.
+func (m *images) proven(id string) bool {
+	p, ok := m.held(id)
+	return ok && p.Size > 0
+}
+
+// held returns what was verified of the image of id. Only its size is looked
+// at again: reading all of it at every start would take minutes.
+func (m *images) held(id string) (proof, bool) {
+	var p proof
+	b, err := os.ReadFile(m.proof(id))
+	if err != nil || json.Unmarshal(b, &p) != nil {
+		return p, false
+	}
+	info, err := os.Stat(m.path(id))
+	return p, err == nil && info.Size() == p.Size
+}
+
 // ensure fetches an artifact unless it is held, and returns how many bytes
-// crossed the wire. Calls for one artifact share one download.
+// crossed the wire. Calls for one artifact share one download, which ends early
+// only when all of them left.
 func (m *images) ensure(ctx context.Context, r *hostpb.EnsureArtifactRequest) (int64, error) {
-	id := r.GetArtifactId()
+	id, want := r.GetArtifactId(), proof{r.GetSha256(), r.GetSizeBytes()}
 	if err := template.CheckID(id); err != nil {
 		return 0, err
 	}
-	if len(r.GetSha256()) != sha256.Size*2 || r.GetSizeBytes() <= 0 {
+	if !shaForm.MatchString(want.SHA256) || want.Size <= 0 {
 		return 0, fault.New(fault.InvalidInput, "artifact %s: sha256 and size must be given", id)
 	}
-	v, err, _ := m.flight.Do(id, func() (any, error) {
-		info, err := os.Stat(m.path(id))
-		if err == nil && info.Size() == r.GetSizeBytes() {
-			return int64(0), nil
+	for {
+		f, held := m.join(ctx, r, want)
+		if held {
+			return 0, nil
 		}
 		select {
-		case m.slots <- struct{}{}:
-			defer func() { <-m.slots }()
+		case <-f.done:
 		case <-ctx.Done():
-			return int64(0), ctx.Err()
+			m.leave(f)
+			return 0, ctx.Err()
 		}
-		return m.fetch(ctx, r)
+		if errors.Is(f.err, errAbandoned) || f.want != want {
+			continue // the callers before us gave it up, or fetched another version
+		}
+		return f.fetched, f.err
+	}
+}
+
+// join returns the download to wait for, or that none is needed.
+func (m *images) join(ctx context.Context, r *hostpb.EnsureArtifactRequest, want proof) (f *flight, held bool) {
+	id := r.GetArtifactId()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if f, ok := m.flights[id]; ok {
+		f.waiting++
+		return f, false
+	}
+	if p, ok := m.held(id); ok && p == want {
+		return nil, true
+	}
+	own, abort := context.WithCancel(context.WithoutCancel(ctx))
+	f = &flight{want: want, waiting: 1, abort: abort, done: make(chan struct{})}
+	m.flights[id] = f
+	m.work.Go(func() {
+		defer abort()
+		f.fetched, f.err = m.admit(own, r, want)
+		if own.Err() != nil && f.err != nil {
+			f.err = fmt.Errorf("%w: %w", errAbandoned, f.err)
+		}
+		m.mu.Lock()
+		delete(m.flights, id)
+		m.mu.Unlock()
+		close(f.done)
 	})
-	return v.(int64), err
+	return f, false
 }
 
-// fetch downloads, verifies and renames. A broken transfer goes on where it
-// stopped, a few times; wrong bytes are thrown away.
-func (m *images) fetch(ctx context.Context, r *hostpb.EnsureArtifactRequest) (fetched int64, err error) {
-	if err := m.room(r); err != nil {
-		return 0, err
+func (m *images) leave(f *flight) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if f.waiting--; f.waiting == 0 {
+		f.abort()
 	}
-	part := m.path(r.GetArtifactId()) + partSuffix
-	f, err := os.OpenFile(part, os.O_CREATE|os.O_RDWR|os.O_TRUNC, 0o600)
+}
+
+// admit waits for its turn and fetches.
+func (m *images) admit(ctx context.Context, r *hostpb.EnsureArtifactRequest, want proof) (int64, error) {
+	select {
+	case m.slots <- struct{}{}:
+		defer func() { <-m.slots }()
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+	return m.fetch(ctx, r, want)
+}
+
+// keep makes a verified download the image of id. Sandboxes that run from an
+// older one keep that one.
+func (m *images) keep(id, part string, p proof) error {
+	if err := os.Remove(m.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fault.Wrap(fault.DataDir, err, "artifact %s", id)
+	}
+	b, err := json.Marshal(p)
 	if err != nil {
-		return 0, fault.Wrap(fault.DataDir, err, "artifact %s", r.GetArtifactId())
+		return err
 	}
-	defer func() {
-		err = errors.Join(err, f.Close())
-		if err != nil {
-			_ = os.Remove(part) // the next start sweeps it otherwise
-		}
-	}()
-	sum := sha256.New()
-	for try := 0; ; try++ {
-		n, err := m.transfer(ctx, r, f, sum, fetched)
-		fetched += n
-		if err == nil {
-			break
-		}
-		if try == 3 || !fault.Of(err).Class.Retry || ctx.Err() != nil {
-			return fetched, err
-		}
+	// The proof first: an image is never there without it.
+	if err := replace(m.proof(id), b); err != nil {
+		return fault.Wrap(fault.DiskFull, err, "artifact %s", id)
 	}
-	if got := hex.EncodeToString(sum.Sum(nil)); fetched != r.GetSizeBytes() || got != r.GetSha256() {
-		return fetched, fault.New(fault.ArtifactCorrupt, "artifact %s: got %d bytes with sha256 %s, want %d with %s", r.GetArtifactId(), fetched, got, r.GetSizeBytes(), r.GetSha256())
+	if err := os.Rename(part, m.path(id)); err != nil {
+		return fault.Wrap(fault.DataDir, err, "artifact %s", id)
 	}
-	if err := f.Sync(); err != nil {
-		return fetched, fault.Wrap(fault.DiskFull, err, "artifact %s", r.GetArtifactId())
-	}
-	if err := fail.Point("cubelet.artifact.before_rename"); err != nil {
-		return fetched, err
-	}
-	return fetched, os.Rename(part, m.path(r.GetArtifactId()))
+	return syncDir(m.dir)
 }
 
-// room refuses a download that the disk cannot take, before it begins.
-func (m *images) room(r *hostpb.EnsureArtifactRequest) error {
-	var s unix.Statfs_t
-	if err := unix.Statfs(m.dir, &s); err != nil {
-		return fault.Wrap(fault.DataDir, err, "artifacts")
-	}
-	if free := int64(s.Bavail) * s.Bsize; free < r.GetSizeBytes() {
-		return fault.New(fault.DiskFull, "artifact %s needs %d bytes in %s, %d are free", r.GetArtifactId(), r.GetSizeBytes(), m.dir, free)
-	}
-	return nil
-}
-
-// transfer appends the bytes from offset on.
-func (m *images) transfer(ctx context.Context, r *hostpb.EnsureArtifactRequest, f *os.File, sum hash.Hash, offset int64) (int64, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.GetUrl(), nil)
-	if err != nil {
-		return 0, fault.Wrap(fault.InvalidInput, err, "artifact url")
-	}
-	req.Header.Set(cubeapi.HeaderArtifactToken, r.GetToken())
-	if offset > 0 {
-		req.Header.Set("Range", fmt.Sprintf("bytes=%d-", offset))
-	}
-	answer, err := m.client.Do(req)
-	if err != nil {
-		return 0, fault.Wrap(fault.PeerUnavailable, err, "download of artifact %s", r.GetArtifactId())
-	}
-	defer answer.Body.Close()
-	want := http.StatusOK
-	if offset > 0 {
-		want = http.StatusPartialContent
-	}
-	// Any other answer is words, never bytes of an image.
-	if answer.StatusCode != want {
-		return 0, refused(answer, r.GetArtifactId())
-	}
-	n, err := io.Copy(io.MultiWriter(f, sum), io.LimitReader(answer.Body, r.GetSizeBytes()-offset+1))
-	switch {
-	case errors.Is(err, unix.ENOSPC):
-		return n, fault.Wrap(fault.DiskFull, err, "artifact %s", r.GetArtifactId())
-	case err != nil:
-		return n, fault.Wrap(fault.PeerUnavailable, err, "download of artifact %s", r.GetArtifactId())
-	}
-	return n, nil
-}
-
-// refused keeps the code of a coded refusal.
-func refused(answer *http.Response, id string) error {
-	var e cubeapi.Envelope
-	if json.NewDecoder(io.LimitReader(answer.Body, 1<<20)).Decode(&e) == nil && e.Error != nil {
-		return fmt.Errorf("download of artifact %s: %w", id, fault.Parse(*e.Error, answer.StatusCode))
-	}
-	return fault.New(fault.PeerUnavailable, "download of artifact %s: HTTP status %d", id, answer.StatusCode)
-}
-
+// remove removes an artifact's image and what was fetched of it; absent is
+// success.
 func (m *images) remove(id string) error {
 	if err := template.CheckID(id); err != nil {
 		return err
 	}
-	if err := os.Remove(m.path(id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fault.Wrap(fault.DataDir, err, "artifact %s", id)
+	parts, err := filepath.Glob(m.path(id) + ".*" + partSuffix)
+	if err != nil {
+		return err
+	}
+	for _, path := range append(parts, m.path(id), m.proof(id)) {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fault.Wrap(fault.DataDir, err, "artifact %s", id)
+		}
 	}
 	return nil
 }

@@ -51,3 +51,34 @@ func totalMemory() (int64, error) {
 	}
 	return 0, fmt.Errorf("/proc/meminfo has no MemTotal")
 }
+
+// cpuLoad measures how busy the machine is between two looks.
+type cpuLoad struct{ busy, total uint64 }
+
+// since returns the share of CPU time, 0 to 100, that was used since the last
+// look; 0 when it cannot be told.
+func (l *cpuLoad) since() float64 {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	// user nice system idle iowait irq softirq steal
+	var n [8]uint64
+	if _, err := fmt.Sscanf(line, "cpu %d %d %d %d %d %d %d %d", &n[0], &n[1], &n[2], &n[3], &n[4], &n[5], &n[6], &n[7]); err != nil {
+		return 0
+	}
+	var now cpuLoad
+	for i, v := range n {
+		now.total += v
+		if i != 3 && i != 4 {
+			now.busy += v
+		}
+	}
+	busy, total := now.busy-l.busy, now.total-l.total
+	*l = now
+	if total == 0 {
+		return 0
+	}
+	return 100 * float64(busy) / float64(total)
+}

@@ -5,135 +5,75 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
-	"path/filepath"
 	"reflect"
-	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/paddock-dev/paddock/internal/cubelet/cgroup"
-	"github.com/paddock-dev/paddock/internal/cubelet/mount"
-	"github.com/paddock-dev/paddock/internal/cubelet/runsc"
+	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 )
 
-// state is where an instance stands on its host.
-type state string
+// undoTime bounds one attempt to remove what a sandbox had.
+const undoTime = 20 * time.Second
 
-const (
-	starting state = "starting"
-	running  state = "running"
-	stopping state = "stopping"
-	exited   state = "exited"
-)
-
-const (
-	// guestPath is where every template carries the guest.
-	guestPath = "/.paddock/guest"
-	// kernelMem is what the runtime itself may use on top of the sandbox's
-	// memory.
-	kernelMem = 96 << 20
-	maxPIDs   = 4096
-)
-
-// instance is one sandbox on this host.
-type instance struct {
-	entry entry
-	group *cgroup.Group
-	guest *guestClient
-	box   runsc.Sandbox
-	ready chan struct{} // closed when the create ended, either way
-
-	// Guarded by Cubelet.mu.
-	state  state
-	reason string
-	failed error // why the create failed
-	steps  map[string]time.Duration
-
-	// life is held by whoever makes or unmakes the instance.
-	life    sync.Mutex
-	mounted bool
-}
-
-func (c *Cubelet) newInstance(e entry) *instance {
-	group := c.cgroups.Group(e.ID)
-	dir := c.journal.path(e.ID)
-	return &instance{
-		entry: e, group: group, state: starting, ready: make(chan struct{}), steps: map[string]time.Duration{},
-		guest: newGuestClient(e.Network.IP),
-		box: runsc.Sandbox{
-			ID: e.ID, Dir: filepath.Join(dir, "runtime"), NetNS: e.Network.Path(), WritableBytes: e.Writable, Hostname: e.Hostname,
-			Args: append([]string{guestPath}, startArgs(e.Command)...), Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-			Log: filepath.Join(dir, "log"), Command: group.Command,
-		},
-	}
-}
-
-func startArgs(command []string) []string {
-	if len(command) == 0 {
-		return nil
-	}
-	return append([]string{"--"}, command...)
-}
-
-// Create makes the sandbox of e and returns when its guest answers. The same
-// request again returns what the first one made, another under the same id is
-// fault.Exists. What fails is undone, also when ctx ends.
+// Create makes the sandbox of e and returns when its guest answers and its
+// command runs. The same request again returns what the first one made, another
+// under the same id is fault.Exists. What fails is undone before the answer, or
+// behind it when ctx ends first; a create that nobody waits for is given up.
+// Without room it is fault.HostFull, with the host's truth in its words.
 func (c *Cubelet) Create(ctx context.Context, e entry) (*instance, error) {
-	s, mine, err := c.admit(e)
-	if err != nil {
-		c.metrics.refused.WithLabelValues(fault.Of(err).Name).Inc()
-		return nil, err
-	}
-	if !mine {
-		return c.join(ctx, s, e)
-	}
-	bounded, cancel := context.WithTimeout(ctx, c.cfg.Cubelet.StartTimeout)
-	defer cancel()
-	s.life.Lock()
-	err = c.make(bounded, s)
-	cleared := true
-	if err != nil {
-		// On no context: a caller that went away must leave nothing behind.
-		if late := c.clear(s); late != nil {
-			c.log.ErrorContext(ctx, "undoing a create failed", slog.String("sandbox_id", e.ID), slog.String("error", late.Error()))
-			err, cleared = errors.Join(err, late), false
+	for {
+		s, mine, err := c.admit(e)
+		if err != nil {
+			c.metrics.refused.WithLabelValues(fault.Of(err).Name).Inc()
+			return nil, err
 		}
+		if s.undoing(c) {
+			// A failed create of the same id is on its way out: wait, then begin.
+			select {
+			case <-s.gone:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
+		if mine {
+			c.spawn(ctx, s)
+		}
+		err = c.await(ctx, s)
+		if errors.Is(err, errAbandoned) && ctx.Err() == nil {
+			continue // the callers before us gave it up, we do not
+		}
+		return s, err
 	}
-	s.life.Unlock()
-	return s, c.settle(s, err, cleared)
 }
 
-// settle notes how a create ended. What could not be undone stays known, so
-// that a delete tries again.
-func (c *Cubelet) settle(s *instance, err error, cleared bool) error {
+// undoing reports whether s is a create that failed and is being undone.
+func (s *instance) undoing(c *Cubelet) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer close(s.ready)
-	defer func() { c.metrics.running.Set(float64(len(c.live))) }()
-	switch {
-	case err != nil && cleared:
-		delete(c.live, s.entry.ID)
-	case err != nil:
-		s.state, s.reason = stopping, err.Error()
-	case s.state == starting:
-		s.state = running
-	default:
-		err = fault.New(fault.SandboxNotReady, "sandbox %s was deleted while it started", s.entry.ID)
-	}
-	s.failed = err
-	return err
+	return s.failed != nil && !errors.Is(s.failed, errDeleted) && s.ending
 }
 
-// admit charges the host for e, atomically against what it holds, or refuses
-// with fault.HostFull and the host's truth.
+// admit charges the host for e, atomically against what it holds, or joins a
+// create that was admitted before.
 func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if s, ok := c.live[e.ID]; ok {
+		if !same(s.entry, e) {
+			return nil, false, fault.New(fault.Exists, "sandbox %s, from another request", e.ID)
+		}
+		s.waiting++
 		return s, false, nil
+	}
+	if c.closing {
+		return nil, false, fault.New(fault.HostUnreachable, "host %s stops", c.cfg.Cubelet.NodeID)
 	}
 	used := c.usedLocked()
 	if free := c.room.Sub(used); !e.Resources.Fits(free) {
@@ -146,106 +86,227 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 		return nil, false, fault.Wrap(fault.HostFull, err, "network of sandbox %s", e.ID)
 	}
 	s = c.newInstance(e)
+	s.waiting = 1
 	c.live[e.ID] = s
+	c.metrics.running.Set(float64(len(c.live)))
 	return s, true, nil
 }
 
-func (c *Cubelet) usedLocked() host.Resources {
-	var used host.Resources
-	for _, s := range c.live {
-		used = used.Add(s.entry.Resources)
-	}
-	return used
+// same reports whether two requests ask for the same sandbox.
+func same(a, b entry) bool {
+	return a.TemplateID == b.TemplateID && a.ArtifactID == b.ArtifactID && a.Resources == b.Resources && a.Writable == b.Writable &&
+		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) &&
+		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata)
 }
 
-func show(r host.Resources) string {
-	return fmt.Sprintf("%dm CPU, %d MiB memory, %d MiB disk, %d slots", r.MilliCPU, r.MemBytes>>20, r.DiskBytes>>20, r.Slots)
+// spawn begins the create. It lives on its own context, since several callers
+// may wait for it: only the last one's leaving, a delete or a stop end it.
+func (c *Cubelet) spawn(ctx context.Context, s *instance) {
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Cubelet.StartTimeout)
+	own, abort := context.WithCancelCause(own)
+	c.mu.Lock()
+	s.abort = abort
+	if s.ending {
+		abort(errDeleted)
+	}
+	c.mu.Unlock()
+	unhook := context.AfterFunc(c.base, func() { abort(errStopping) })
+	c.work.Go(func() {
+		defer cancel()
+		defer unhook()
+		began := time.Now()
+		s.life.Lock()
+		err := c.make(own, s)
+		s.life.Unlock()
+		if err == nil {
+			c.metrics.create.Observe(time.Since(began).Seconds())
+		}
+		c.settle(own, s, err)
+	})
 }
 
-// join waits for another call's create of the same sandbox.
-func (c *Cubelet) join(ctx context.Context, s *instance, e entry) (*instance, error) {
-	have := s.entry
-	if have.TemplateID != e.TemplateID || have.ArtifactID != e.ArtifactID || have.Resources != e.Resources || have.Writable != e.Writable || !reflect.DeepEqual(have.Command, e.Command) {
-		return nil, fault.New(fault.Exists, "sandbox %s, from another request", e.ID)
-	}
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+// settle notes how a create ended, and has a failed one undone.
+func (c *Cubelet) settle(ctx context.Context, s *instance, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.failed != nil {
-		return nil, s.failed
+	defer close(s.made)
+	switch cause := context.Cause(ctx); {
+	case err == nil && s.state == starting:
+		s.state = running
+		c.watch(s)
+		return
+	case err == nil || errors.Is(cause, errDeleted):
+		err = fault.Wrap(fault.SandboxNotReady, errDeleted, "sandbox %s", s.id)
+	case errors.Is(cause, errAbandoned):
+		err = fault.Wrap(fault.CallCancelled, fmt.Errorf("%w: %w", errAbandoned, err), "sandbox %s", s.id)
+	case errors.Is(cause, errStopping):
+		err = fault.Wrap(fault.HostUnreachable, errStopping, "sandbox %s", s.id)
 	}
-	if s.state != running {
-		return nil, fault.New(fault.SandboxNotReady, "sandbox %s is %s", e.ID, s.state)
+	s.failed = err
+	c.log.WarnContext(ctx, "sandbox was not made", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
+	c.endLocked(s, err.Error(), nil)
+}
+
+// await waits for the create of s, and when it failed until it is undone.
+func (c *Cubelet) await(ctx context.Context, s *instance) error {
+	select {
+	case <-s.made:
+	case <-ctx.Done():
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if s.waiting--; s.waiting == 0 && s.state == starting {
+			s.abort(errAbandoned)
+		}
+		return ctx.Err()
 	}
-	return s, nil
+	c.mu.Lock()
+	failed, state, reason := s.failed, s.state, s.reason
+	c.mu.Unlock()
+	switch {
+	case failed != nil:
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+		case <-time.After(undoTime): // the undoing goes on
+		}
+		return failed
+	case state != running:
+		return fault.New(fault.SandboxNotReady, "sandbox %s is %s: %s", s.id, state, reason)
+	}
+	return nil
 }
 
 // make does the steps. Those that need nothing of each other run at once.
 func (c *Cubelet) make(ctx context.Context, s *instance) error {
 	if err := c.timed(s, "journal", func() error { return c.journal.put(s.entry) }); err != nil {
-		return fault.Wrap(fault.DataDir, err, "journal of sandbox %s", s.entry.ID)
+		return fault.Wrap(fault.DataDir, err, "journal of sandbox %s", s.id)
 	}
-	if err := fail.Point("cubelet.create.after_journal"); err != nil {
+	if err := point(ctx, "cubelet.create.journal"); err != nil {
 		return err
 	}
-	net := make(chan error, 1)
-	go func() {
-		net <- c.timed(s, "network", func() error { return c.nets.Create(s.entry.Network) })
-	}()
+	var parts errgroup.Group
+	parts.Go(func() error { return c.timed(s, "network", func() error { return c.connect(s) }) })
+	parts.Go(func() error {
+		return c.timed(s, "cgroup", func() error {
+			return s.group.Create(cgroup.Limits{MemBytes: s.entry.Resources.MemBytes, PIDs: maxPIDs})
+		})
+	})
 	err := c.timed(s, "rootfs", func() (err error) {
 		s.box.RootFS, err = c.mounts.Acquire(s.entry.ArtifactID, c.images.path(s.entry.ArtifactID))
 		s.mounted = err == nil
 		return err
 	})
-	err = errors.Join(err, c.timed(s, "cgroup", func() error {
-		return s.group.Create(cgroup.Limits{MemBytes: s.entry.Resources.MemBytes + kernelMem, PIDs: maxPIDs})
-	}), <-net)
-	if err != nil {
-		return fault.Wrap(fault.RuntimeFailed, err, "sandbox %s", s.entry.ID)
+	if err := errors.Join(err, parts.Wait()); err != nil {
+		return fault.Wrap(fault.RuntimeFailed, err, "sandbox %s", s.id)
 	}
-	if err := fail.Point("cubelet.create.before_start"); err != nil {
+	if err := point(ctx, "cubelet.create.parts"); err != nil {
 		return err
 	}
 	return c.start(ctx, s)
 }
 
+// connect makes the sandbox's network. Another program may have taken the
+// address since it was chosen; then it chooses again, a few times.
+func (c *Cubelet) connect(s *instance) error {
+	for try := 0; ; try++ {
+		err := c.nets.Create(s.entry.Network)
+		if !errors.Is(err, network.ErrTaken) || try == 7 {
+			return err
+		}
+		old := s.entry.Network
+		next, err := c.nets.Reserve(s.id)
+		if err != nil {
+			return err
+		}
+		if err := c.nets.Destroy(old); err != nil {
+			return err
+		}
+		c.mu.Lock()
+		s.entry.Network = next
+		c.mu.Unlock()
+		if err := c.journal.put(s.entry); err != nil {
+			return err
+		}
+		s.guest.close()
+		c.mu.Lock()
+		s.guest = newGuestClient(next.IP)
+		c.mu.Unlock()
+		s.box.Files, s.box.NetNS = files(s.entry), next.Path()
+	}
+}
+
+// start starts the runtime and makes the sandbox usable.
 func (c *Cubelet) start(ctx context.Context, s *instance) error {
-	id := s.entry.ID
-	err := c.timed(s, "runtime", func() (err error) {
-		s.entry.PID, err = c.driver.Start(ctx, s.box)
+	err := c.timed(s, "runtime", func() error {
+		p, err := c.driver.Start(ctx, s.box)
+		c.mu.Lock()
+		s.entry.Kernel = p
+		c.mu.Unlock()
 		return err
 	})
 	if err != nil {
-		return c.startFault(ctx, err, fault.RuntimeFailed, id)
+		return fault.Wrap(fault.RuntimeFailed, err, "sandbox %s", s.id)
 	}
-	if err := c.timed(s, "guest", func() error { return s.guest.ready(ctx) }); err != nil {
-		return c.startFault(ctx, err, fault.GuestUnreachable, id)
+	if err := point(ctx, "cubelet.create.runtime"); err != nil {
+		return err
 	}
-	return c.timed(s, "init", func() error {
-		if err := s.guest.init(ctx, s.entry.Envs); err != nil {
-			return c.startFault(ctx, err, fault.GuestUnreachable, id)
-		}
-		if err := s.group.LimitCPU(s.entry.Resources.MilliCPU); err != nil {
-			return fault.Wrap(fault.RuntimeFailed, err, "cpu limit of sandbox %s", id)
-		}
-		s.entry.PIDBorn = born(s.entry.PID)
-		if err := c.journal.put(s.entry); err != nil {
-			return fault.Wrap(fault.DataDir, err, "journal of sandbox %s", id)
-		}
-		return fail.Point("cubelet.create.after_start")
-	})
+	if err := c.timed(s, "guest", func() error { return s.await(ctx) }); err != nil {
+		return fault.Wrap(fault.GuestUnreachable, err, "sandbox %s", s.id)
+	}
+	if err := c.timed(s, "init", func() error { return c.prepare(ctx, s) }); err != nil {
+		return err
+	}
+	if err := point(ctx, "cubelet.create.init"); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	s.entry.Steps = maps.Clone(s.steps)
+	c.mu.Unlock()
+	if err := c.timed(s, "confirm", func() error { return c.journal.put(s.entry) }); err != nil {
+		return fault.Wrap(fault.DataDir, err, "journal of sandbox %s", s.id)
+	}
+	return point(ctx, "cubelet.create.confirm")
 }
 
-// startFault tells a caller that went away from a start that failed.
-func (c *Cubelet) startFault(ctx context.Context, err error, code *fault.Code, id string) error {
-	if errors.Is(context.Cause(ctx), context.Canceled) {
-		return fault.Wrap(fault.CallCancelled, err, "sandbox %s", id)
+// await waits for the guest's first answer, or for the end of the sandbox.
+func (s *instance) await(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if s.entry.Kernel.Wait(ctx) == nil {
+			_, reason := deathOf(s)
+			cancel(errors.New(reason))
+		}
+	}()
+	err := s.guest.ready(ctx)
+	cancel(nil)
+	<-ended
+	return err
+}
+
+// prepare tells the guest what it must know and starts the sandbox's command.
+// The CPU limit comes now: during the start it would only make it longer.
+func (c *Cubelet) prepare(ctx context.Context, s *instance) error {
+	if err := s.group.LimitCPU(s.entry.Resources.MilliCPU); err != nil {
+		return fault.Wrap(fault.RuntimeFailed, err, "cpu limit of sandbox %s", s.id)
 	}
-	return fault.Wrap(code, err, "sandbox %s", id)
+	if err := s.guest.init(ctx, settings{EnvVars: s.entry.Envs, DefaultUser: s.entry.User, DefaultWorkdir: s.entry.WorkingDir}); err != nil {
+		return err
+	}
+	if len(s.entry.Command) == 0 {
+		return nil
+	}
+	return s.guest.launch(ctx, s.entry.Command)
+}
+
+// point is a place where a test may break the create.
+func point(ctx context.Context, name string) error {
+	if err := fail.Point(name); err != nil {
+		return err
+	}
+	return ctx.Err()
 }
 
 func (c *Cubelet) timed(s *instance, step string, do func() error) error {
@@ -257,56 +318,4 @@ func (c *Cubelet) timed(s *instance, step string, do func() error) error {
 	s.steps[step] = took
 	c.mu.Unlock()
 	return err
-}
-
-// Delete ends a sandbox and removes all that it had. It reports whether the
-// host knew it. It wins over a create that is still on its way.
-func (c *Cubelet) Delete(ctx context.Context, id, reason string) (existed bool, err error) {
-	c.mu.Lock()
-	s, ok := c.live[id]
-	if ok {
-		s.state, s.reason = stopping, reason
-	}
-	c.mu.Unlock()
-	if !ok {
-		return false, nil
-	}
-	// A start that waits for its guest gives up once its processes are gone.
-	_ = s.group.Destroy() // clear tells of what stays
-	select {
-	case <-s.ready:
-	case <-ctx.Done():
-		return true, ctx.Err()
-	}
-	s.life.Lock()
-	defer s.life.Unlock()
-	c.mu.Lock()
-	mine := c.live[id] == s
-	c.mu.Unlock()
-	if !mine {
-		return true, nil // its create, or another delete, removed it
-	}
-	if err := c.clear(s); err != nil {
-		return true, fault.Wrap(fault.RuntimeFailed, err, "removing sandbox %s", id)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.live, id)
-	c.metrics.running.Set(float64(len(c.live)))
-	return true, nil
-}
-
-// clear removes everything of s, whatever of it exists. It can be run again.
-func (c *Cubelet) clear(s *instance) error {
-	s.guest.close()
-	// The runtime leaves a mount in its state directory.
-	errs := []error{s.group.Destroy(), c.nets.Destroy(s.entry.Network), mount.DetachBelow(c.journal.path(s.entry.ID))}
-	if s.mounted {
-		errs = append(errs, c.mounts.Release(s.entry.ArtifactID))
-		s.mounted = false
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err // the journal stays, so that the next start tries again
-	}
-	return c.journal.remove(s.entry.ID)
 }

@@ -41,14 +41,17 @@ type Deps struct {
 	GRPCPort int
 }
 
-// Cubelet is the agent of one host. Make one with Open.
+// Cubelet is the agent of one host. Make one with Open. It is safe for
+// concurrent use.
 type Cubelet struct {
 	cfg     config.Config
 	log     *slog.Logger
 	version string
 	port    int
+	dir     string // of everything that outlives the machine's next start
+	run     string // of what does not; its path is short, for sockets
 
-	driver  runsc.Driver
+	driver  *runsc.Driver
 	mounts  *mount.Table
 	cgroups *cgroup.Parent
 	nets    *network.Pool
@@ -57,149 +60,150 @@ type Cubelet struct {
 	room    host.Resources // allocatable
 	metrics metrics
 
-	mu   sync.Mutex
-	live map[string]*instance
+	base context.Context // ends with Run; bounds what no call waits for
+	stop context.CancelFunc
+	work sync.WaitGroup // every goroutine of ours
+	news chan struct{}  // wakes the report
+
+	mu      sync.Mutex
+	live    map[string]*instance
+	closing bool
 }
 
 // Open takes the host over: it adopts the sandboxes that an earlier process
-// left running and removes everything else of its own.
+// left running and removes everything else of its own. Run must follow.
 func Open(ctx context.Context, d Deps) (*Cubelet, error) {
 	dir := filepath.Join(d.Config.DataDir, "cubelet")
+	tag := Tag(d.Config.DataDir)
 	c := &Cubelet{
-		cfg: d.Config, log: d.Log, version: d.Version, port: d.GRPCPort,
-		driver:  runsc.Driver{Binary: d.Config.Cubelet.Runsc},
+		cfg: d.Config, log: d.Log, version: d.Version, port: d.GRPCPort, dir: dir, run: "/run/paddock-" + tag,
 		mounts:  mount.New(filepath.Join(dir, "mounts")),
 		journal: journal{filepath.Join(dir, "sandboxes")},
-		images:  newImages(filepath.Join(dir, "images")),
 		metrics: newMetrics(d.Metrics),
+		news:    make(chan struct{}, 1),
 		live:    map[string]*instance{},
 	}
+	c.images = newImages(filepath.Join(dir, "images"), &c.work)
+	c.base, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, sub := range []string{"mounts", "sandboxes", "images"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fault.Wrap(fault.DataDir, err, "cubelet")
 		}
 	}
-	if _, err := os.Stat(c.driver.Binary); err != nil {
+	if err := claim(c.run, dir); err != nil {
+		return nil, err
+	}
+	var err error
+	if c.driver, err = runsc.Open(d.Config.Cubelet.Runsc, filepath.Join(c.run, "runsc")); err != nil {
 		return nil, fault.Wrap(fault.ToolMissing, err, "cubelet.runsc")
 	}
-	subnet, err := netip.ParsePrefix(d.Config.Cubelet.Subnet)
-	if err != nil {
-		return nil, fault.Wrap(fault.BadConfig, err, "cubelet.subnet")
+	if err := c.openParts(ctx, tag); err != nil {
+		return nil, err
 	}
-	tag := tagOf(dir)
+	if err := c.recover(ctx); err != nil {
+		c.stop()
+		c.work.Wait()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Cubelet) openParts(ctx context.Context, tag string) error {
+	subnet, err := netip.ParsePrefix(c.cfg.Cubelet.Subnet)
+	if err != nil {
+		return fault.Wrap(fault.BadConfig, err, "cubelet.subnet")
+	}
 	c.nets = network.New(tag, subnet)
 	if err := c.nets.Open(ctx); err != nil {
-		return nil, fault.Wrap(fault.ToolMissing, err, "rules of the sandboxes' networks")
+		return fault.Wrap(fault.ToolMissing, err, "rules of the sandboxes' networks")
 	}
 	if c.cgroups, err = cgroup.Open("paddock-" + tag); err != nil {
-		return nil, fault.Wrap(fault.RuntimeFailed, err, "cgroups")
-	}
-	if _, c.room, err = capacity(dir, d.Config.Cubelet); err != nil {
-		return nil, fault.Wrap(fault.RuntimeFailed, err, "capacity of the host")
-	}
-	return c, c.recover(ctx)
-}
-
-// tagOf names the things of one data directory on a machine with several.
-func tagOf(dir string) string {
-	sum := sha256.Sum256([]byte(dir))
-	return hex.EncodeToString(sum[:2])
-}
-
-// recover compares the journal with the machine.
-func (c *Cubelet) recover(ctx context.Context) error {
-	entries, torn, err := c.journal.list()
-	if err != nil {
-		return fault.Wrap(fault.DataDir, err, "journal")
-	}
-	var kept []network.Network
-	for _, e := range entries {
-		s := c.newInstance(e)
-		if c.adopt(ctx, s) {
-			kept = append(kept, e.Network)
-			continue
-		}
-		c.log.InfoContext(ctx, "leftover of an earlier process removed", slog.String("sandbox_id", e.ID))
-		if err := c.clear(s); err != nil {
-			return fault.Wrap(fault.RuntimeFailed, err, "leftovers of sandbox %s", e.ID)
-		}
-	}
-	for _, id := range torn {
-		if err := errors.Join(mount.DetachBelow(c.journal.path(id)), c.journal.remove(id)); err != nil {
-			return fault.Wrap(fault.DataDir, err, "journal")
-		}
-	}
-	return c.sweep(kept)
-}
-
-// sweep removes what has our tag and no journal entry.
-func (c *Cubelet) sweep(kept []network.Network) error {
-	groups, err := c.cgroups.List()
-	if err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "cgroups")
 	}
-	var errs []error
-	for _, id := range groups {
-		if c.live[id] == nil {
-			errs = append(errs, c.cgroups.Group(id).Destroy())
-		}
-	}
-	errs = append(errs, c.nets.Sweep(kept), c.mounts.Sweep(), c.images.sweep())
-	if err := errors.Join(errs...); err != nil {
-		return fault.Wrap(fault.RuntimeFailed, err, "leftovers")
+	if _, c.room, err = capacity(c.dir, c.cfg.Cubelet); err != nil {
+		return fault.Wrap(fault.RuntimeFailed, err, "capacity of the host")
 	}
 	return nil
 }
 
-// adopt takes over a sandbox that still runs and whose guest answers.
-func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
-	e := s.entry
-	if e.PID == 0 || born(e.PID) != e.PIDBorn {
-		return false
+// Tag names the things of one data directory on a machine with several.
+func Tag(dataDir string) string {
+	sum := sha256.Sum256([]byte(filepath.Join(dataDir, "cubelet")))
+	return hex.EncodeToString(sum[:2])
+}
+
+// claim makes the run directory, or refuses when it is another data
+// directory's: tags are short, and two that met would remove each other's
+// sandboxes.
+func claim(run, dir string) error {
+	if err := os.MkdirAll(run, 0o700); err != nil {
+		return fault.Wrap(fault.DataDir, err, "cubelet")
 	}
-	if _, err := c.mounts.Acquire(e.ArtifactID, c.images.path(e.ArtifactID)); err != nil {
-		return false
+	path := filepath.Join(run, "owner")
+	b, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if err := os.WriteFile(path, []byte(dir), 0o600); err != nil {
+			return fault.Wrap(fault.DataDir, err, "cubelet")
+		}
+		return nil
+	case err != nil:
+		return fault.Wrap(fault.DataDir, err, "cubelet")
+	case string(b) != dir && len(b) > 0:
+		return fault.New(fault.DataDirLocked, "%s belongs to the data directory %s, whose short name is the same as that of %s: choose another name", run, b, dir)
 	}
-	c.nets.Adopt(e.Network)
-	bounded, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	if err := s.guest.ready(bounded); err != nil {
-		_ = c.mounts.Release(e.ArtifactID) // clear tells of what stays mounted
-		return false
-	}
-	s.state, s.mounted = running, true
-	close(s.ready)
-	c.live[e.ID] = s
-	c.log.InfoContext(ctx, "sandbox adopted", slog.String("sandbox_id", e.ID))
-	return true
+	return os.WriteFile(path, []byte(dir), 0o600)
 }
 
 // Run watches the sandboxes and reports to the master until ctx ends. Then it
-// leaves the sandboxes running, or ends them with it, as configured.
+// leaves the sandboxes running, or ends them with it, as configured. With no
+// sandbox left it leaves nothing behind.
 func (c *Cubelet) Run(ctx context.Context) error {
+	c.work.Go(func() { c.tend(ctx) })
 	c.report(ctx)
-	if c.cfg.Cubelet.OnStop != "kill" {
-		return nil
-	}
-	err := c.closeAll()
+	err := c.close()
 	if err != nil {
 		c.log.ErrorContext(ctx, "the host is not clean; the next start tries again", slog.String("error", err.Error()))
 	}
 	return err
 }
 
-// closeAll ends every sandbox and removes what the cubelet made for all of
-// them.
-func (c *Cubelet) closeAll() error {
+// close stops all of the cubelet's work. Creates on their way are undone.
+func (c *Cubelet) close() error {
+	c.mu.Lock()
+	c.closing = true
+	c.mu.Unlock()
+	var err error
+	if c.cfg.Cubelet.OnStop == "kill" {
+		err = c.endAll()
+	}
+	c.stop()
+	c.work.Wait()
+	if len(c.all()) > 0 {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	return errors.Join(err, c.mounts.Sweep(), c.nets.Close(ctx), c.cgroups.Remove(), c.driver.Close(), os.RemoveAll(c.run))
+}
+
+// endAll ends every sandbox and waits until nothing is left of them.
+func (c *Cubelet) endAll() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	all := c.all()
+	for _, s := range all {
+		c.end(s, "the host stops", errDeleted)
+	}
 	var errs []error
-	for _, s := range c.all() {
-		if _, err := c.Delete(ctx, s.entry.ID, "the host stops"); err != nil {
-			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.entry.ID, err))
+	for _, s := range all {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("sandbox %s: %w", s.id, ctx.Err()))
 		}
 	}
-	return errors.Join(append(errs, c.mounts.Sweep(), c.nets.Close(ctx), c.cgroups.Remove())...)
+	return errors.Join(errs...)
 }
 
 func (c *Cubelet) all() []*instance {
@@ -212,19 +216,64 @@ func (c *Cubelet) all() []*instance {
 	return list
 }
 
+const (
+	tendEvery  = time.Second
+	logMax     = 1 << 20        // of one sandbox's log
+	exitedKept = 24 * time.Hour // how long an ended sandbox nobody deletes is told of
+)
+
+// tend keeps what sandboxes leave on the host small until ctx ends.
+func (c *Cubelet) tend(ctx context.Context) {
+	tick := time.NewTicker(tendEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, s := range c.all() {
+				c.trim(ctx, s)
+				c.mu.Lock()
+				old := s.state == exited && now.Sub(s.entry.EndedAt) > exitedKept
+				c.mu.Unlock()
+				if old {
+					c.end(s, "nobody asked for it any more", errDeleted)
+				}
+			}
+		}
+	}
+}
+
+// trim empties a log that has grown too long. The sandbox holds the file and
+// appends to it, so it cannot be bounded where it is written.
+func (c *Cubelet) trim(ctx context.Context, s *instance) {
+	info, err := os.Stat(s.box.Log)
+	if err != nil || info.Size() <= logMax {
+		return
+	}
+	if err := os.Truncate(s.box.Log, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		c.log.ErrorContext(ctx, "a sandbox's log cannot be cut", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
+	}
+}
+
 // metrics of one cubelet.
 type metrics struct {
 	step    *prometheus.HistogramVec
+	create  prometheus.Histogram
 	refused *prometheus.CounterVec
+	ended   *prometheus.CounterVec
 	running prometheus.Gauge
 }
 
 func newMetrics(r prometheus.Registerer) metrics {
+	buckets := prometheus.ExponentialBuckets(0.0005, 2, 16)
 	m := metrics{
-		step:    prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_step_seconds", Help: "Duration of each step of a sandbox's start.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 16)}, []string{"step"}),
+		step:    prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_step_seconds", Help: "Duration of each step of a sandbox's start.", Buckets: buckets}, []string{"step"}),
+		create:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_host_create_seconds", Help: "Duration of a create until the sandbox is usable.", Buckets: buckets}),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_sandbox_refusals_total", Help: "Creates that the host refused, by code."}, []string{"code"}),
+		ended:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_host_deaths_total", Help: "Sandboxes that ended by themselves, by cause."}, []string{"cause"}),
 		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_sandboxes", Help: "Sandboxes that the host holds."}),
 	}
-	r.MustRegister(m.step, m.refused, m.running)
+	r.MustRegister(m.step, m.create, m.refused, m.ended, m.running)
 	return m
 }

@@ -21,11 +21,12 @@ import (
 )
 
 const (
-	guestPort   = 49983
-	headerCode  = "X-Paddock-Code" // set by the guest beside a refusal
-	dialTime    = 2 * time.Second
-	firstPause  = time.Millisecond
-	longestWait = 20 * time.Millisecond
+	guestPort  = 49983
+	headerCode = "X-Paddock-Code" // set by the guest beside a refusal
+	dialTime   = 2 * time.Second
+
+	firstPause, longestPause       = time.Millisecond, 20 * time.Millisecond
+	firstPatience, longestPatience = 100 * time.Millisecond, 2 * time.Second
 )
 
 // guestClient speaks to the guest of one sandbox.
@@ -49,25 +50,26 @@ func newGuestClient(ip string) *guestClient {
 func (g *guestClient) close() { g.http.CloseIdleConnections() }
 
 // ready waits until the guest answers, asking often: its start takes a
-// fraction of a second and every wait adds to it.
+// fraction of a second and every wait adds to it. The first questions wait
+// only shortly, since one that was lost is repeated by the kernel much later.
 func (g *guestClient) ready(ctx context.Context) error {
-	pause := firstPause
+	pause, patience := firstPause, firstPatience
 	for {
-		err := g.health(ctx)
+		err := g.health(ctx, patience)
 		if err == nil {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: the last answer was: %w", ctx.Err(), err)
+			return fmt.Errorf("%w: the last answer was: %w", context.Cause(ctx), err)
 		case <-time.After(pause):
-			pause = min(longestWait, pause*3/2)
+			pause, patience = min(longestPause, pause*3/2), min(longestPatience, patience*2)
 		}
 	}
 }
 
-func (g *guestClient) health(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, dialTime)
+func (g *guestClient) health(ctx context.Context, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, g.base+"/health", nil)
 	if err != nil {
@@ -84,8 +86,15 @@ func (g *guestClient) health(ctx context.Context) error {
 	return nil
 }
 
-func (g *guestClient) init(ctx context.Context, envs map[string]string) error {
-	body, err := json.Marshal(map[string]any{"envVars": envs})
+// settings are what a guest is told once, at the sandbox's start.
+type settings struct {
+	EnvVars        map[string]string `json:"envVars"`
+	DefaultUser    string            `json:"defaultUser,omitempty"`
+	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
+}
+
+func (g *guestClient) init(ctx context.Context, s settings) error {
+	body, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
@@ -94,6 +103,25 @@ func (g *guestClient) init(ctx context.Context, envs map[string]string) error {
 		return err
 	}
 	return answer.Body.Close()
+}
+
+// startTag is how a template's own process is found among the others.
+const startTag = "start"
+
+// launch starts the template's own process. It runs on when we stop listening.
+func (g *guestClient) launch(ctx context.Context, command []string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	tag := startTag
+	events, err := g.start(ctx, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
+	if err != nil {
+		return err
+	}
+	defer events.Close()
+	if !events.Receive() {
+		return rpcFault(events.Err())
+	}
+	return nil
 }
 
 // do sends a request and turns a refusal into its fault.

@@ -3,14 +3,12 @@ package cubelet
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 	"github.com/paddock-dev/paddock/internal/host"
 )
 
@@ -24,14 +22,22 @@ type entry struct {
 	Writable   int64             `json:"writable_bytes"`
 	Envs       map[string]string `json:"envs,omitempty"`
 	Command    []string          `json:"command,omitempty"`
+	WorkingDir string            `json:"working_dir,omitempty"`
+	User       string            `json:"user,omitempty"`
 	Hostname   string            `json:"hostname"`
 	Metadata   map[string]string `json:"metadata,omitempty"`
 	Network    network.Network   `json:"network"`
 	CreatedAt  time.Time         `json:"created_at"`
 
-	// Set once the guest answered.
-	PID     int    `json:"pid,omitempty"`
-	PIDBorn string `json:"pid_born,omitempty"` // start time of that process, so that a reused number is not taken for it
+	// Kernel is set once the sandbox is usable: without it, the sandbox was
+	// never whole.
+	Kernel runtime.Process          `json:"kernel,omitzero"`
+	Steps  map[string]time.Duration `json:"steps_ns,omitempty"`
+
+	// EndedAt and Reason are set when it ended by itself: then nothing of it is
+	// left but this.
+	EndedAt time.Time `json:"ended_at,omitzero"`
+	Reason  string    `json:"reason,omitempty"`
 }
 
 const journalFile = "journal.json"
@@ -67,7 +73,11 @@ func replace(path string, b []byte) error {
 	if err := os.Rename(path+".new", path); err != nil {
 		return err
 	}
-	d, err := os.Open(filepath.Dir(path))
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
@@ -96,20 +106,20 @@ func (j journal) list() (whole []entry, torn []string, err error) {
 	return whole, torn, nil
 }
 
-// remove forgets a sandbox with all its files.
-func (j journal) remove(id string) error { return os.RemoveAll(j.path(id)) }
-
-// born returns when the process began, as the kernel counts, or "" when there
-// is none.
-func born(pid int) string {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
+// remove forgets a sandbox with all its files, the journal's last: what is
+// left of a removal that broke off is still found.
+func (j journal) remove(id string) error {
+	names, err := os.ReadDir(j.path(id))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	// The command's name, in brackets, may hold anything.
-	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
-	if len(fields) < 20 || fields[0] == "Z" {
-		return ""
+	for _, n := range names {
+		if n.Name() == journalFile {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(j.path(id), n.Name())); err != nil {
+			return err
+		}
 	}
-	return fields[19] + "@" + strconv.Itoa(pid)
+	return os.RemoveAll(j.path(id))
 }

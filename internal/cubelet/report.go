@@ -6,52 +6,78 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 )
 
-// reportTime bounds one report.
-const reportTime = 5 * time.Second
+const (
+	reportTime   = 5 * time.Second // bound on one report
+	firstBackoff = 100 * time.Millisecond
+	longBackoff  = 7 * time.Second
+	// minFree is what the disk must have left for the host to be of use.
+	minFree = 256 << 20
+)
 
 // report tells the master of this host until ctx ends: once what it is, then
-// again and again how it stands.
+// again and again how it stands, and at once when that changed.
 func (c *Cubelet) report(ctx context.Context) {
 	client := cubeapi.NewHostClient(c.cfg.Master.Addr, c.cfg.Auth.HostToken.Reveal())
-	registered, quiet := false, false
+	registered, quiet, backoff := false, false, firstBackoff
+	var load cpuLoad
+	load.since()
 	for {
-		c.watch(ctx)
-		err := c.tell(ctx, client, &registered)
+		err := c.tell(ctx, client, &registered, &load)
+		pause := c.cfg.Cubelet.HeartbeatInterval
 		switch {
 		case err == nil:
-			quiet = false
-		case ctx.Err() == nil && !quiet:
+			quiet, backoff = false, firstBackoff
+		case errors.Is(err, fault.HostUnknown):
+			pause = firstBackoff // it only has to register again
+		case ctx.Err() == nil:
 			// Once per outage: the master's absence is no news every two seconds.
-			quiet = true
-			c.log.WarnContext(ctx, "the master does not take reports", slog.String("error", err.Error()))
+			if !quiet {
+				c.log.WarnContext(ctx, "the master does not take reports", slog.String("error", err.Error()))
+			}
+			quiet, pause, backoff = true, backoff, min(2*backoff, longBackoff)
 		}
 		// Spread, so that a fleet does not report in step.
-		pause := c.cfg.Cubelet.HeartbeatInterval
-		pause += time.Duration((rand.Float64() - 0.5) * 0.1 * float64(pause))
-		if !registered {
-			pause = min(pause, 200*time.Millisecond)
-		}
+		pause += time.Duration((rand.Float64() - 0.5) * 0.2 * float64(pause))
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
+		case <-c.newsUnless(err):
 		}
 	}
 }
 
-func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, registered *bool) error {
+// newsUnless is c.news, or nothing while the master does not answer: news must
+// not make the questions more frequent then.
+func (c *Cubelet) newsUnless(err error) <-chan struct{} {
+	if err != nil {
+		return nil
+	}
+	return c.news
+}
+
+// tellSoon has the master told that something changed.
+func (c *Cubelet) tellSoon() {
+	select {
+	case c.news <- struct{}{}:
+	default: // it will be told
+	}
+}
+
+func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, registered *bool, load *cpuLoad) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTime)
 	defer cancel()
 	if !*registered {
-		physical, _, err := capacity(filepath.Join(c.cfg.DataDir, "cubelet"), c.cfg.Cubelet)
+		physical, _, err := capacity(c.dir, c.cfg.Cubelet)
 		if err != nil {
 			return err
 		}
@@ -69,6 +95,7 @@ func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, register
 	if err != nil {
 		return err
 	}
+	status.CPUUtil = load.since()
 	err = client.Report(ctx, host.ID(c.cfg.Cubelet.NodeID), status)
 	if errors.Is(err, fault.HostUnknown) {
 		*registered = false
@@ -81,29 +108,21 @@ func (c *Cubelet) status() (cubeapi.HostStatusRequest, error) {
 	if err != nil {
 		return cubeapi.HostStatusRequest{}, err
 	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(c.dir, &s); err != nil {
+		return cubeapi.HostStatusRequest{}, err
+	}
+	answer := cubeapi.HostStatusRequest{Ready: true, Artifacts: artifacts}
+	if free := int64(s.Bavail) * s.Bsize; free < minFree {
+		answer.Ready, answer.Reason = false, fmt.Sprintf("the disk of %s is full: %d MiB left", c.dir, free>>20)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return cubeapi.HostStatusRequest{Ready: true, Allocated: c.usedLocked(), Sandboxes: len(c.live), Artifacts: artifacts}, nil
-}
-
-// watch notices sandboxes whose kernel ended by itself.
-func (c *Cubelet) watch(ctx context.Context) {
-	for _, s := range c.all() {
-		c.mu.Lock()
-		dead := s.state == running && born(s.entry.PID) != s.entry.PIDBorn
-		if dead {
-			s.state, s.reason = exited, deathOf(s)
-		}
-		c.mu.Unlock()
-		if dead {
-			c.log.WarnContext(ctx, "sandbox ended by itself", slog.String("sandbox_id", s.entry.ID), slog.String("reason", s.reason))
+	answer.Allocated = c.usedLocked()
+	for _, s := range c.live {
+		if s.charged {
+			answer.Sandboxes++
 		}
 	}
-}
-
-func deathOf(s *instance) string {
-	if n := s.group.OOMKills(); n > 0 {
-		return fmt.Sprintf("oom: it needed more than its %d MiB of memory", s.entry.Resources.MemBytes>>20)
-	}
-	return "exited: its kernel ended"
+	return answer, nil
 }

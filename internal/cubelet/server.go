@@ -46,7 +46,7 @@ func (c *Cubelet) removeArtifact(id string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock() // a create cannot be admitted meanwhile
 	for _, s := range c.live {
-		if s.entry.ArtifactID == id {
+		if s.entry.ArtifactID == id && s.charged {
 			return fault.New(fault.TemplateInUse, "artifact %s: sandbox %s on host %s", id, s.entry.ID, c.cfg.Cubelet.NodeID)
 		}
 	}
@@ -63,13 +63,13 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 		hostname = r.GetSandboxId()
 	}
 	res := r.GetResources()
-	if res.GetMilliCpu() <= 0 || res.GetMemBytes() <= 0 || r.GetWritableBytes() <= 0 {
-		return nil, serve.GRPCError(fault.New(fault.InvalidInput, "sandbox %s: cpu, memory and writable layer must be over 0", r.GetSandboxId()))
+	if res.GetMilliCpu() <= 0 || res.GetMemBytes() < minMem || r.GetWritableBytes() < minWritable || res.GetDiskBytes() < 0 {
+		return nil, serve.GRPCError(fault.New(fault.InvalidInput, "sandbox %s: cpu must be over 0, memory at least %d MiB, the writable layer at least %d MiB", r.GetSandboxId(), minMem>>20, minWritable>>20))
 	}
 	i, err := s.c.Create(ctx, entry{
 		ID: r.GetSandboxId(), TemplateID: r.GetTemplateId(), ArtifactID: r.GetArtifactId(), Writable: r.GetWritableBytes(),
 		Resources: host.Resources{MilliCPU: res.GetMilliCpu(), MemBytes: res.GetMemBytes(), DiskBytes: res.GetDiskBytes(), Slots: 1},
-		Envs:      r.GetEnvs(), Command: r.GetCommand(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
+		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
 	})
 	if err != nil {
 		return nil, serve.GRPCError(err)
@@ -99,30 +99,6 @@ func (s *Server) ListSandboxes(context.Context, *hostpb.ListSandboxesRequest) (*
 		answer.Sandboxes = append(answer.Sandboxes, s.c.show(i))
 	}
 	return answer, nil
-}
-
-func (c *Cubelet) find(id string) (*instance, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s, ok := c.live[id]
-	if !ok {
-		return nil, fault.New(fault.SandboxNotFound, "sandbox %q on host %s", id, c.cfg.Cubelet.NodeID)
-	}
-	return s, nil
-}
-
-// usable returns a sandbox that runs.
-func (c *Cubelet) usable(id string) (*instance, error) {
-	s, err := c.find(id)
-	if err != nil {
-		return nil, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s.state != running {
-		return nil, fault.New(fault.SandboxNotReady, "sandbox %s is %s %s", id, s.state, s.reason)
-	}
-	return s, nil
 }
 
 var wireStates = map[state]hostpb.SandboxState{
@@ -165,7 +141,7 @@ func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
 		return err
 	}
 	// Ends the reader of the client's messages, which waits in Recv, with the call.
-	ctx, cancel := context.WithCancel(stream.Context())
+	ctx, cancel := i.during(stream.Context())
 	defer cancel()
 	config := &envdpb.ProcessConfig{Cmd: start.GetCommand()[0], Args: start.GetCommand()[1:], Envs: start.GetEnvs()}
 	if start.GetCwd() != "" {
@@ -196,23 +172,6 @@ func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
 		return s.c.explain(i, fault.New(fault.GuestUnreachable, "exec in sandbox %s: the answer broke off", start.GetSandboxId()))
 	}
 	return nil
-}
-
-// explain adds what the host knows when a guest does not answer.
-func (c *Cubelet) explain(s *instance, err error) error {
-	if !errors.Is(err, fault.GuestUnreachable) {
-		return err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s.state == running && born(s.entry.PID) == s.entry.PIDBorn {
-		return err
-	}
-	reason := s.reason
-	if s.state == running {
-		reason = deathOf(s)
-	}
-	return fault.Wrap(fault.SandboxNotReady, err, "sandbox %s ended: %s", s.entry.ID, reason)
 }
 
 func execMessage(e *envdpb.ProcessEvent) *hostpb.ExecResponse {
@@ -264,28 +223,36 @@ func (s *Server) readFile(r *hostpb.ReadFileRequest, stream hostpb.HostService_R
 	if err != nil {
 		return err
 	}
-	body, size, err := i.guest.read(stream.Context(), r.GetPath(), r.GetUser())
+	ctx, cancel := i.during(stream.Context())
+	defer cancel()
+	body, size, err := i.guest.read(ctx, r.GetPath(), r.GetUser())
 	if err != nil {
 		return s.c.explain(i, err)
 	}
 	defer body.Close()
+	return s.c.explain(i, send(stream, r.GetPath(), body, size))
+}
+
+// send carries a file's bytes on. The first message tells their number, also
+// when there are none.
+func send(stream hostpb.HostService_ReadFileServer, path string, body io.Reader, size int64) error {
 	buffer := make([]byte, chunk)
 	for first := true; ; first = false {
-		n, err := io.ReadFull(body, buffer)
-		m := &hostpb.ReadFileResponse{Data: buffer[:n]}
-		if first {
-			m.SizeBytes = size
-		}
+		n, err := body.Read(buffer)
 		if n > 0 || first {
+			m := &hostpb.ReadFileResponse{Data: buffer[:n]}
+			if first {
+				m.SizeBytes = size
+			}
 			if err := stream.Send(m); err != nil {
 				return fault.Wrap(fault.CallCancelled, err, "read")
 			}
 		}
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) && (size < 0 || n < chunk) {
+		switch {
+		case errors.Is(err, io.EOF):
 			return nil
-		}
-		if err != nil {
-			return s.c.explain(i, fault.Wrap(fault.GuestUnreachable, err, "reading %s", r.GetPath()))
+		case err != nil:
+			return fault.Wrap(fault.GuestUnreachable, err, "reading %s", path)
 		}
 	}
 }
@@ -309,7 +276,9 @@ func (s *Server) writeFile(stream hostpb.HostService_WriteFileServer) error {
 		return err
 	}
 	data := &received{stream: stream}
-	if err := i.guest.write(stream.Context(), target.GetPath(), target.GetUser(), data); err != nil {
+	ctx, cancel := i.during(stream.Context())
+	defer cancel()
+	if err := i.guest.write(ctx, target.GetPath(), target.GetUser(), data); err != nil {
 		return s.c.explain(i, err)
 	}
 	return stream.SendAndClose(&hostpb.WriteFileResponse{WrittenBytes: data.total})

@@ -12,8 +12,8 @@ import (
 
 // The moments at which a crash is sure to happen.
 var failpoints = []string{
-	"master.submit.after_commit", "rootfs.before_mkfs", "master.built.after_commit", "cubelet.artifact.before_rename", "master.resume.after_distribute",
-	"cubelet.create.after_journal", "cubelet.create.before_start", "cubelet.create.after_start", "master.create.after_host",
+	"master.submit.after_commit", "rootfs.before_mkfs", "master.built.after_commit", "cubelet.artifact.verified", "master.resume.after_distribute",
+	"cubelet.create.journal", "cubelet.create.parts", "cubelet.create.runtime", "cubelet.create.init", "cubelet.create.confirm", "master.create.after_host",
 }
 
 // A crash at any moment loses nothing and leaves nothing: the next start ends

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,12 +21,15 @@ import (
 
 const root = "/sys/fs/cgroup"
 
+// controllers are those that bound a sandbox. On v1 each is a hierarchy of its
+// own, and a Group's folders are in this order.
+var controllers = []string{"memory", "cpu", "pids"}
+
 // period is over which CPU time is counted, in microseconds.
 const period = 100_000
 
-// Limits of one sandbox. Zero means unlimited.
+// Limits of one sandbox, but CPU: see LimitCPU. Zero means unlimited.
 type Limits struct {
-	MilliCPU int64
 	MemBytes int64
 	PIDs     int64
 }
@@ -46,7 +50,7 @@ func Open(name string) (*Parent, error) {
 			return nil, err
 		}
 	} else {
-		for _, c := range []string{"memory", "cpu", "pids"} {
+		for _, c := range controllers {
 			p.folders = append(p.folders, filepath.Join(root, c, name))
 		}
 	}
@@ -71,7 +75,14 @@ func enable(folder string) error {
 }
 
 func write(folder, file, value string) error {
-	if err := os.WriteFile(filepath.Join(folder, file), []byte(value), 0o644); err != nil {
+	// Not os.WriteFile: the kernel makes these files, and it answers another
+	// error than "not there" to who would.
+	f, err := os.OpenFile(filepath.Join(folder, file), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(value)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
 		return fmt.Errorf("cgroup %s: %w", file, err)
 	}
 	return nil
@@ -130,26 +141,38 @@ func (g *Group) Create(l Limits) error {
 		}
 	}
 	var errs []error
+	memory, swap := "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
 	if g.v2 {
-		f := g.folders[0]
-		errs = append(errs, write(f, "memory.max", strconv.FormatInt(l.MemBytes, 10)), write(f, "pids.max", strconv.FormatInt(l.PIDs, 10)))
-		_ = write(f, "memory.swap.max", "0") // absent where the kernel has no swap accounting
-		return errors.Join(errs...)
+		memory, swap = "memory.max", "memory.swap.max"
 	}
-	return errors.Join(
-		write(g.folders[0], "memory.limit_in_bytes", strconv.FormatInt(l.MemBytes, 10)),
-		write(g.folders[2], "pids.max", strconv.FormatInt(l.PIDs, 10)))
+	if l.MemBytes > 0 {
+		errs = append(errs, write(g.folder("memory"), memory, strconv.FormatInt(l.MemBytes, 10)))
+		// On v1 memory and swap together, on v2 swap alone; absent where the
+		// kernel does not count swap.
+		value := strconv.FormatInt(l.MemBytes, 10)
+		if g.v2 {
+			value = "0"
+		}
+		if err := write(g.folder("memory"), swap, value); !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	if l.PIDs > 0 {
+		errs = append(errs, write(g.folder("pids"), "pids.max", strconv.FormatInt(l.PIDs, 10)))
+	}
+	return errors.Join(errs...)
 }
 
 // LimitCPU bounds the group's CPU time.
 func (g *Group) LimitCPU(milli int64) error {
 	quota := max(1000, milli*period/1000)
+	folder := g.folder("cpu")
 	if g.v2 {
-		return write(g.folders[0], "cpu.max", fmt.Sprintf("%d %d", quota, period))
+		return write(folder, "cpu.max", fmt.Sprintf("%d %d", quota, period))
 	}
 	return errors.Join(
-		write(g.folders[1], "cpu.cfs_period_us", strconv.Itoa(period)),
-		write(g.folders[1], "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)))
+		write(folder, "cpu.cfs_period_us", strconv.Itoa(period)),
+		write(folder, "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)))
 }
 
 // Command returns a command that runs name inside the group from its first
@@ -186,16 +209,23 @@ func (g *Group) Processes() ([]int, error) {
 
 // OOMKills returns how often the kernel killed in the group for want of memory.
 func (g *Group) OOMKills() int {
-	file := "memory.oom_control"
 	if g.v2 {
-		file = "memory.events"
+		return g.counter("memory", "memory.events", "oom_kill ")
 	}
-	b, err := os.ReadFile(filepath.Join(g.folders[0], file))
+	return g.counter("memory", "memory.oom_control", "oom_kill ")
+}
+
+// PIDRefusals returns how often the group was refused another process.
+func (g *Group) PIDRefusals() int { return g.counter("pids", "pids.events", "max ") }
+
+// counter reads one number of a file of the kernel's; 0 when there is none.
+func (g *Group) counter(controller, file, key string) int {
+	b, err := os.ReadFile(filepath.Join(g.folder(controller), file))
 	if err != nil {
 		return 0
 	}
 	for _, line := range strings.Split(string(b), "\n") {
-		if v, ok := strings.CutPrefix(line, "oom_kill "); ok {
+		if v, ok := strings.CutPrefix(line, key); ok {
 			n, _ := strconv.Atoi(strings.TrimSpace(v)) // what the kernel writes there is a number
 			return n
 		}
@@ -203,27 +233,46 @@ func (g *Group) OOMKills() int {
 	return 0
 }
 
+// folder returns where the controller's files are.
+func (g *Group) folder(controller string) string {
+	if g.v2 {
+		return g.folders[0]
+	}
+	return g.folders[slices.Index(controllers, controller)]
+}
+
 // Destroy kills every process of the group and removes it. It returns when
-// none is left, or with an error after ten seconds.
-func (g *Group) Destroy() error {
-	for try := 0; ; try++ {
+// none is left, or when ctx ends. A group that is not there is success.
+func (g *Group) Destroy(ctx context.Context) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		pids, err := g.Processes()
 		if err != nil {
 			return err
 		}
 		for _, pid := range pids {
+			if pid == os.Getpid() {
+				return fmt.Errorf("cgroup %s holds this process itself", g.folders[0])
+			}
 			if err := unix.Kill(pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 				return fmt.Errorf("kill %d: %w", pid, err)
 			}
 		}
+		// The kernel may call a group busy for a moment after its last process
+		// ended.
 		if len(pids) == 0 {
-			break
+			if err = g.rmdir(); err == nil || !errors.Is(err, unix.EBUSY) {
+				return err
+			}
 		}
-		if try == 1000 {
-			return fmt.Errorf("cgroup: %d processes do not die: %v", len(pids), pids)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("cgroup %s: processes %v do not end: %w", g.folders[0], pids, errors.Join(ctx.Err(), err))
+		case <-time.After(pause):
 		}
-		time.Sleep(time.Duration(min(try+1, 10)) * time.Millisecond)
 	}
+}
+
+func (g *Group) rmdir() error {
 	var errs []error
 	for _, f := range g.folders {
 		errs = append(errs, rmdir(f))
@@ -231,19 +280,9 @@ func (g *Group) Destroy() error {
 	return errors.Join(errs...)
 }
 
-// rmdir removes a group's folder. The kernel may call it busy for a moment
-// after its last process ended.
 func rmdir(folder string) error {
-	var err error
-	for range 200 {
-		err = os.Remove(folder)
-		if err == nil || errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) {
-			return err
-		}
-		time.Sleep(5 * time.Millisecond)
+	if err := os.Remove(folder); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
 	}
-	return err
+	return nil
 }

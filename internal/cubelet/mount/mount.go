@@ -46,6 +46,7 @@ func (t *Table) Acquire(name, path string) (string, error) {
 	}
 	if err != nil {
 		t.ref(name, -1)
+		_ = os.Remove(target) // unless it is mounted for others, who then keep it
 		return "", fmt.Errorf("mount %s: %w", name, err)
 	}
 	return target, nil

@@ -6,26 +6,30 @@
 package network
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
-	"text/template"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
-const namespaces = "/run/netns"
+const (
+	namespaces = "/run/netns"
+	inside     = "eth0" // the sandbox's end of its veth pair
+	firstSlot  = 2      // the subnet's own address and the gateway come before
+)
+
+// ErrTaken is what Create answers when another program took the address since
+// Reserve chose it.
+var ErrTaken = errors.New("the address was taken meanwhile")
 
 // Pool hands out the networks of one cubelet. It is safe for concurrent use.
 type Pool struct {
@@ -34,6 +38,7 @@ type Pool struct {
 
 	mu   sync.Mutex
 	used map[int]bool
+	next int // where the search goes on, so that addresses are not reused at once
 }
 
 // Network is one sandbox's.
@@ -46,65 +51,33 @@ type Network struct {
 // Path returns the file that stands for the namespace.
 func (n Network) Path() string { return filepath.Join(namespaces, n.Name) }
 
-// New returns the pool of the cubelet with that tag, four hex digits. Addresses
-// come from subnet in blocks of four: network, host, sandbox, broadcast.
+// New returns the pool of the cubelet with that tag, four hex digits. Each
+// sandbox has one address of subnet; the first one is the gateway of them all.
 func New(tag string, subnet netip.Prefix) *Pool {
-	return &Pool{tag: tag, subnet: subnet.Masked(), used: map[int]bool{}}
+	return &Pool{tag: tag, subnet: subnet.Masked(), used: map[int]bool{}, next: firstSlot}
 }
 
-func (p *Pool) slots() int           { return 1 << (32 - p.subnet.Bits() - 2) }
+func (p *Pool) slots() int           { return 1<<(32-p.subnet.Bits()) - 1 } // the last is the broadcast address
 func (p *Pool) link(slot int) string { return fmt.Sprintf("%s%d", p.prefix(), slot) }
 func (p *Pool) prefix() string       { return "pd" + p.tag + "-" }
 func (p *Pool) table() string        { return "paddock_" + p.tag }
+func (p *Pool) name(id string) string {
+	return "paddock-" + p.tag + "-" + id
+}
 
-func (p *Pool) address(slot, of int) netip.Addr {
+func (p *Pool) address(slot int) netip.Addr {
 	b := p.subnet.Addr().As4()
 	n := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
-	n += uint32(slot*4 + of)
+	n += uint32(slot)
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-var rules = template.Must(template.New("nft").Parse(`
-table inet {{.Table}}
-delete table inet {{.Table}}
-table inet {{.Table}} {
-	chain input {
-		type filter hook input priority 0; policy accept;
-		iifname "{{.Links}}*" ct state established,related accept
-		iifname "{{.Links}}*" drop
-	}
-	chain forward {
-		type filter hook forward priority 0; policy accept;
-		iifname "{{.Links}}*" drop
-		oifname "{{.Links}}*" drop
-	}
-}
-`))
-
-// Open lays the rules that shut sandboxes in.
-func (p *Pool) Open(ctx context.Context) error {
-	var script bytes.Buffer
-	if err := rules.Execute(&script, map[string]string{"Table": p.table(), "Links": p.prefix()}); err != nil {
-		return err
-	}
-	return nft(ctx, &script, "-f", "-")
-}
-
-// Close removes the rules.
-func (p *Pool) Close(ctx context.Context) error {
-	return nft(ctx, strings.NewReader(""), "delete", "table", "inet", p.table())
-}
-
-func nft(ctx context.Context, in interface{ Read([]byte) (int, error) }, args ...string) error {
-	c := exec.CommandContext(ctx, "nft", args...)
-	c.Stdin = in
-	if out, err := c.CombinedOutput(); err != nil {
-		return fmt.Errorf("nft %s: %w: %s", strings.Join(args, " "), err, bytes.TrimSpace(out))
-	}
-	return nil
-}
+// Gateway is the host's address as every sandbox knows it.
+func (p *Pool) Gateway() netip.Addr { return p.address(1) }
 
 // Reserve chooses a free network for the sandbox called id. Nothing is made.
+// Addresses that this machine reaches by another way are left alone: they
+// belong to its network, or to another cubelet's sandboxes.
 func (p *Pool) Reserve(id string) (Network, error) {
 	taken, err := p.taken()
 	if err != nil {
@@ -112,32 +85,20 @@ func (p *Pool) Reserve(id string) (Network, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for slot := range p.slots() {
-		if p.used[slot] || taken[p.address(slot, 1)] {
+	last := p.slots()
+	for range last - firstSlot {
+		slot := p.next
+		if p.next++; p.next >= last {
+			p.next = firstSlot
+		}
+		ip := p.address(slot)
+		if p.used[slot] || covers(taken, ip) {
 			continue
 		}
 		p.used[slot] = true
-		return Network{Slot: slot, Name: p.name(id), IP: p.address(slot, 2).String()}, nil
+		return Network{Slot: slot, Name: p.name(id), IP: ip.String()}, nil
 	}
-	return Network{}, fmt.Errorf("no free address in %s", p.subnet)
-}
-
-func (p *Pool) name(id string) string { return "paddock-" + p.tag + "-" + id }
-
-// taken is the addresses of this machine: another program, or another cubelet,
-// may use a part of the subnet.
-func (p *Pool) taken() (map[netip.Addr]bool, error) {
-	list, err := netlink.AddrList(nil, netlink.FAMILY_V4)
-	if err != nil {
-		return nil, fmt.Errorf("addresses of this machine: %w", err)
-	}
-	taken := map[netip.Addr]bool{}
-	for _, a := range list {
-		if ip, ok := netip.AddrFromSlice(a.IP.To4()); ok {
-			taken[ip] = true
-		}
-	}
-	return taken, nil
+	return Network{}, fmt.Errorf("no address is free in %s: all are used by sandboxes or reached by other routes of this machine", p.subnet)
 }
 
 // Adopt marks a network as used that was made by an earlier process.
@@ -147,7 +108,44 @@ func (p *Pool) Adopt(n Network) {
 	p.used[n.Slot] = true
 }
 
-// Create makes what Reserve chose.
+// Release gives back an address of which nothing was made.
+func (p *Pool) Release(n Network) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.used, n.Slot)
+}
+
+// taken returns where the machine's routes lead, as far as that is in the
+// subnet. The default route is no claim.
+func (p *Pool) taken() ([]netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("routes of this machine: %w", err)
+	}
+	var list []netip.Prefix
+	for _, r := range routes {
+		if r.Dst == nil {
+			continue
+		}
+		ip, ok := netip.AddrFromSlice(r.Dst.IP.To4())
+		bits, _ := r.Dst.Mask.Size()
+		if d := netip.PrefixFrom(ip, bits); ok && bits > 0 && d.Overlaps(p.subnet) {
+			list = append(list, d)
+		}
+	}
+	return list, nil
+}
+
+func covers(list []netip.Prefix, ip netip.Addr) bool {
+	for _, d := range list {
+		if d.Contains(ip) {
+			return true
+		}
+	}
+	return false
+}
+
+// Create makes what Reserve chose, or answers ErrTaken.
 func (p *Pool) Create(n Network) error {
 	if err := makeNamespace(n.Name); err != nil {
 		return fmt.Errorf("network namespace %s: %w", n.Name, err)
@@ -157,44 +155,105 @@ func (p *Pool) Create(n Network) error {
 		return err
 	}
 	defer handle.Close()
-	hostIP, ip := p.address(n.Slot, 1), p.address(n.Slot, 2)
-	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: p.link(n.Slot)}, PeerName: "eth0", PeerNamespace: netlink.NsFd(handle)}
+	ip, gateway := p.address(n.Slot), p.Gateway()
+	hostMAC, mac := hardware(0x02, ip), hardware(0x06, ip)
+	veth := &netlink.Veth{
+		LinkAttrs: netlink.LinkAttrs{Name: p.link(n.Slot), HardwareAddr: hostMAC},
+		PeerName:  inside, PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(handle),
+	}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("veth %s: %w", veth.Name, err)
 	}
-	if err := raise(nil, veth.Name, hostIP); err != nil {
-		return err
+	if err := p.hostEnd(veth.Name, ip, mac); err != nil {
+		return fmt.Errorf("veth %s: %w", veth.Name, err)
 	}
-	inside, err := netlink.NewHandleAt(handle)
+	h, err := netlink.NewHandleAt(handle)
 	if err != nil {
 		return err
 	}
-	defer inside.Close()
-	if err := raise(inside, "lo", netip.Addr{}); err != nil {
-		return err
+	defer h.Close()
+	if err := sandboxEnd(h, ip, gateway, hostMAC); err != nil {
+		return fmt.Errorf("sandbox's end of veth %s: %w", veth.Name, err)
 	}
-	if err := raise(inside, "eth0", ip); err != nil {
-		return err
-	}
-	return inside.RouteAdd(&netlink.Route{Gw: hostIP.AsSlice()})
+	return nil
 }
 
-// raise gives a link its address and sets it up; h nil is the host's own
-// namespace.
-func raise(h *netlink.Handle, name string, ip netip.Addr) error {
+// hostEnd sets the host's end up. The route is the claim of the address: the
+// kernel keeps one per destination, and it goes with the link.
+func (p *Pool) hostEnd(name string, ip netip.Addr, mac net.HardwareAddr) error {
+	// The link is for one address of IPv4 and nothing else.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("1"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: single(p.Gateway())}); err != nil {
+		return fmt.Errorf("address %s: %w", p.Gateway(), err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return err
+	}
+	err = netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: single(ip), Scope: netlink.SCOPE_LINK, Src: p.Gateway().AsSlice()})
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%s: %w", ip, ErrTaken)
+	}
+	if err != nil {
+		return fmt.Errorf("route to %s: %w", ip, err)
+	}
+	return permanent(nil, link, ip, mac)
+}
+
+// sandboxEnd sets the other end up. The runtime takes all of it over at its
+// start, the neighbour too, so that no answer waits for one to be found.
+func sandboxEnd(h *netlink.Handle, ip, gateway netip.Addr, hostMAC net.HardwareAddr) error {
+	lo, err := h.LinkByName("lo")
+	if err == nil {
+		err = h.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("lo: %w", err)
+	}
+	link, err := h.LinkByName(inside)
+	if err != nil {
+		return err
+	}
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: single(ip)}); err != nil {
+		return fmt.Errorf("address %s: %w", ip, err)
+	}
+	if err := h.LinkSetUp(link); err != nil {
+		return err
+	}
+	if err := h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: single(gateway), Scope: netlink.SCOPE_LINK}); err != nil {
+		return fmt.Errorf("route to the gateway: %w", err)
+	}
+	if err := h.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway.AsSlice()}); err != nil {
+		return fmt.Errorf("default route: %w", err)
+	}
+	return permanent(h, link, gateway, hostMAC)
+}
+
+func permanent(h *netlink.Handle, link netlink.Link, ip netip.Addr, mac net.HardwareAddr) error {
 	if h == nil {
 		h = &netlink.Handle{}
 	}
-	link, err := h.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("link %s: %w", name, err)
+	n := &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: netlink.FAMILY_V4, State: netlink.NUD_PERMANENT, IP: ip.AsSlice(), HardwareAddr: mac}
+	if err := h.NeighSet(n); err != nil {
+		return fmt.Errorf("neighbour %s: %w", ip, err)
 	}
-	if ip.IsValid() {
-		if err := h.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(30, 32)}}); err != nil {
-			return fmt.Errorf("address %s of %s: %w", ip, name, err)
-		}
-	}
-	return h.LinkSetUp(link)
+	return nil
+}
+
+// hardware returns the hardware address of one end of the pair that leads to
+// ip; kind makes it a local one.
+func hardware(kind byte, ip netip.Addr) net.HardwareAddr {
+	b := ip.As4()
+	return net.HardwareAddr{kind, 0x70, b[0], b[1], b[2], b[3]}
+}
+
+func single(ip netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(32, 32)}
 }
 
 // makeNamespace makes a named namespace without leaving a thread in it.
@@ -219,6 +278,11 @@ func makeNamespace(name string) error {
 			done <- err
 			return
 		}
+		// Of the thread's own namespace: before any link is there.
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+			done <- err
+			return
+		}
 		done <- unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "none", unix.MS_BIND, "")
 	}()
 	if err := <-done; err != nil {
@@ -227,20 +291,18 @@ func makeNamespace(name string) error {
 	return nil
 }
 
-// Destroy removes a network, whole or half made, and frees its addresses.
+// Destroy removes a network, whole or half made, and frees its address.
 func (p *Pool) Destroy(n Network) error {
-	err := p.remove(n.Name, p.link(n.Slot))
-	if err == nil {
-		p.mu.Lock()
-		delete(p.used, n.Slot)
-		p.mu.Unlock()
+	if err := p.remove(n.Name, p.link(n.Slot)); err != nil {
+		return err
 	}
-	return err
+	p.Release(n)
+	return nil
 }
 
 func (p *Pool) remove(name, link string) error {
 	if l, err := netlink.LinkByName(link); err == nil {
-		if err := netlink.LinkDel(l); err != nil {
+		if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("veth %s: %w", link, err)
 		}
 	} else if gone := (netlink.LinkNotFoundError{}); !errors.As(err, &gone) {
@@ -274,7 +336,9 @@ func (p *Pool) Sweep(keep []Network) error {
 	}
 	for _, l := range list {
 		if name := l.Attrs().Name; strings.HasPrefix(name, p.prefix()) && !links[name] {
-			errs = append(errs, netlink.LinkDel(l))
+			if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+				errs = append(errs, fmt.Errorf("veth %s: %w", name, err))
+			}
 		}
 	}
 	entries, err := os.ReadDir(namespaces)

@@ -1,6 +1,7 @@
 // Package runsc runs sandboxes under gVisor. It knows the runtime's flags and
 // traps (facts/feasibility 3) and nothing of networks, limits or journals: what
-// it is given, it runs. It must never find a process by name.
+// it is given, it runs. It must never take a process for its own unless that
+// was started with its root directory.
 package runsc
 
 import (
@@ -9,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,79 +18,132 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 )
 
-// Driver is one runsc binary.
+// Driver is one runsc binary with one root directory for its state. It
+// implements runtime.Driver.
 type Driver struct {
-	Binary string
+	binary string
+	root   string
 }
 
-// Sandbox is what to run. Every path belongs to this sandbox alone, but
-// RootFS, which is read-only.
-type Sandbox struct {
-	ID            string
-	Dir           string // for the bundle, the runtime's state and the writable layer
-	RootFS        string
-	NetNS         string // file of the network namespace
-	WritableBytes int64
-	Args          []string
-	Env           []string
-	Hostname      string
-	Log           string // file that the runtime and the guest write to
+var _ runtime.Driver = (*Driver)(nil)
 
-	// Command runs a program inside the sandbox's cgroup.
-	Command func(ctx context.Context, name string, args ...string) *exec.Cmd
+// Open returns the driver of binary that keeps its state in root, which must
+// be this driver's alone. The path must be short: the runtime makes a socket in
+// it, and where the name is too long it would use a directory of everybody's.
+func Open(binary, root string) (*Driver, error) {
+	if _, err := os.Stat(binary); err != nil {
+		return nil, err
+	}
+	if n := len(filepath.Join(root, socketOf(strings.Repeat("x", idLength)))); n >= socketPathMax {
+		return nil, fmt.Errorf("%s: its path is %d bytes too long for a socket in it", root, n-socketPathMax+1)
+	}
+	return &Driver{binary, root}, os.MkdirAll(root, 0o700)
 }
 
-func (s Sandbox) state() string   { return filepath.Join(s.Dir, "state") }
-func (s Sandbox) bundle() string  { return filepath.Join(s.Dir, "bundle") }
-func (s Sandbox) pidFile() string { return filepath.Join(s.Dir, "pid") }
+const (
+	idLength      = 25
+	socketPathMax = 108
+)
 
-// Flags returns the runtime's global flags for s: limits and networks are made
-// by the cubelet, and writes go to a private file with a size.
-func (d Driver) Flags(s Sandbox) []string {
-	return []string{
-		"--root", s.state(), "--ignore-cgroups", "--network=sandbox", "--platform=systrap",
-		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", filepath.Join(s.Dir, "upper"), s.WritableBytes),
-	}
+func bundle(s runtime.Sandbox) string  { return filepath.Join(s.Dir, "bundle") }
+func upper(s runtime.Sandbox) string   { return filepath.Join(s.Dir, "upper") }
+func pidFile(s runtime.Sandbox) string { return filepath.Join(s.Dir, "pid") }
+func archive(s runtime.Sandbox) string { return filepath.Join(s.Dir, "files.tar") }
+
+// Flags returns the runtime's flags for s: limits and networks are made by the
+// cubelet, and writes go to a private file with a size.
+func (d *Driver) Flags(s runtime.Sandbox) []string {
+	return append(d.common(), "--network=sandbox", "--platform=systrap", "--allow-rootfs-tar-annotation", "--allow-suid", "--host-settings=ignore",
+		fmt.Sprintf("--overlay2=root:dir=%s,size=%d", upper(s), s.WritableBytes))
 }
 
-// Start starts the sandbox and returns the process that is its kernel. Its
-// first process may not run yet.
-func (d Driver) Start(ctx context.Context, s Sandbox) (pid int, err error) {
-	for _, dir := range []string{s.state(), s.bundle(), filepath.Join(s.Dir, "upper")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return 0, err
-		}
-	}
-	spec, err := json.Marshal(s.spec())
-	if err != nil {
-		return 0, err
-	}
-	if err := os.WriteFile(filepath.Join(s.bundle(), "config.json"), spec, 0o600); err != nil {
-		return 0, err
+func (d *Driver) common() []string { return []string{"--root", d.root, "--ignore-cgroups"} }
+
+// Start starts the sandbox: see runtime.Driver.
+func (d *Driver) Start(ctx context.Context, s runtime.Sandbox) (p runtime.Process, err error) {
+	if err := d.Prepare(s); err != nil {
+		return p, fmt.Errorf("bundle: %w", err)
 	}
 	log, err := os.OpenFile(s.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return 0, err
+		return p, err
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
-	c := s.Command(ctx, d.Binary, append(d.Flags(s), "run", "-detach", "-bundle", s.bundle(), "-pid-file", s.pidFile(), s.ID)...)
-	// The log is handed on to the sandbox; our own files are not (close on exec).
+	c := s.Join(ctx, d.binary, append(d.Flags(s), "run", "-detach", "-bundle", bundle(s), "-pid-file", pidFile(s), s.ID)...)
+	// The log is handed on to the sandbox, so it must be one that only grows at
+	// its end. Our own files are not handed on: they close on exec.
 	c.Stdout, c.Stderr = log, log
 	if err := c.Run(); err != nil {
-		return 0, fmt.Errorf("runsc run: %w: %s", err, tail(s.Log))
+		return p, fmt.Errorf("runsc run: %w: %s", err, tail(s.Log))
 	}
-	return s.PID()
+	b, err := os.ReadFile(pidFile(s))
+	if err != nil {
+		return p, err
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return p, fmt.Errorf("pid of sandbox %s: %w", s.ID, err)
+	}
+	p, ok := runtime.Find(pid)
+	if !ok {
+		return p, fmt.Errorf("the kernel of sandbox %s ended at once: %s", s.ID, tail(s.Log))
+	}
+	return p, nil
 }
 
-// PID returns the process that is the sandbox's kernel.
-func (s Sandbox) PID() (int, error) {
-	b, err := os.ReadFile(s.pidFile())
-	if err != nil {
-		return 0, err
+// Prepare writes the bundle of s. Start does so itself; the bench starts the
+// same bundle without us.
+func (d *Driver) Prepare(s runtime.Sandbox) error {
+	for _, dir := range []string{bundle(s), upper(s)} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
 	}
-	return strconv.Atoi(strings.TrimSpace(string(b)))
+	files, err := pack(s.Files)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(archive(s), files, 0o600); err != nil {
+		return err
+	}
+	b, err := json.Marshal(spec(s))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(bundle(s), "config.json"), b, 0o600)
+}
+
+// Exec runs one program by the runtime's own means: see runtime.Driver.
+func (d *Driver) Exec(ctx context.Context, id string, command runtime.Command) (int, error) {
+	var words bytes.Buffer
+	c := exec.CommandContext(ctx, d.binary, append(append(d.common(), "exec", id), command.Args...)...)
+	c.Stdout, c.Stderr = command.Stdout, io.MultiWriter(&words, orNowhere(command.Stderr))
+	err := c.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() && ctx.Err() == nil {
+		if exit.ExitCode() == failed {
+			return 0, fmt.Errorf("runsc exec: %s", bytes.TrimSpace(words.Bytes()))
+		}
+		return exit.ExitCode(), nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("runsc exec: %w: %s", err, bytes.TrimSpace(words.Bytes()))
+	}
+	return 0, nil
+}
+
+// failed is the runtime's exit status for its own failures.
+const failed = 128
+
+func orNowhere(w io.Writer) io.Writer {
+	if w == nil {
+		return io.Discard
+	}
+	return w
 }
 
 // tail returns the last words of a log, for messages.
@@ -101,12 +156,18 @@ func tail(path string) string {
 	return string(b[max(0, len(b)-600):])
 }
 
+// upperAnnotation names an archive that the runtime unpacks over the root. So
+// the sandbox's files lie in its own layer, count against it, and no path of
+// the host is mounted.
+const upperAnnotation = "dev.gvisor.tar.rootfs.upper"
+
 // spec is the OCI bundle. Nothing of the host is visible but the template.
-func (s Sandbox) spec() *specs.Spec {
+func spec(s runtime.Sandbox) *specs.Spec {
 	return &specs.Spec{
-		Version:  specs.Version,
-		Hostname: s.Hostname,
-		Root:     &specs.Root{Path: s.RootFS, Readonly: false}, // writes go to the overlay, never to the mount
+		Version:     specs.Version,
+		Hostname:    s.Hostname,
+		Annotations: map[string]string{upperAnnotation: archive(s)},
+		Root:        &specs.Root{Path: s.RootFS, Readonly: false}, // writes go to the overlay, never to the mount
 		Process: &specs.Process{
 			Args: s.Args, Env: s.Env, Cwd: "/",
 			User:         specs.User{},
@@ -115,7 +176,7 @@ func (s Sandbox) spec() *specs.Spec {
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
-			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755"}},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=755", "size=1m"}},
 			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"}},
 			{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{"nosuid", "noexec", "nodev", "mode=1777", "size=64m"}},
 			{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
