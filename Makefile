@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
 
-.PHONY: help setup build demo up test check generate clean
+.PHONY: help setup build demo up test check generate bench clean
 
 help: ## Show this
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -34,6 +34,10 @@ check: ## Formatting, linters, generated code, modules
 generate: ## Write generated code and documents anew
 	@scripts/setup.sh check
 	@scripts/generate.sh
+
+bench: build ## Print the published figures
+	@scripts/setup.sh test
+	@scripts/bench.sh
 
 clean: ## Remove what was built here
 	@rm -rf bin .tools .cache
