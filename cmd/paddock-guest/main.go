@@ -21,44 +21,59 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx, os.Args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "paddock-guest:", err)
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	if err := run(ctx, os.Args[1:], log); err != nil && !errors.Is(err, flag.ErrHelp) {
+		log.Error("paddock-guest ends", slog.String("error", err.Error()))
+		stop()
 		os.Exit(1)
 	}
 }
 
 // run serves until ctx ends. What follows -- in args is started beside the API.
-func run(ctx context.Context, args []string) error {
+func run(ctx context.Context, args []string, log *slog.Logger) error {
 	flags := flag.NewFlagSet("paddock-guest", flag.ContinueOnError)
 	port := flags.Int("port", guest.Port, "port of the API")
+	user := flags.String("user", "", "who runs what names no user; name, uid, or either with :group (default root)")
+	workdir := flags.String("workdir", "", "where processes start (default the user's home)")
+	version := flags.Bool("version", false, "print the envd version that this guest speaks, and exit")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	g := guest.New(log)
+	if *version {
+		_, err := fmt.Println(guest.Version)
+		return err
+	}
+	g, err := guest.New(guest.Deps{
+		Log: log, DefaultUser: *user, DefaultWorkdir: *workdir, Environ: guest.Environ(), Init: os.Getpid() == 1,
+	})
+	if err != nil {
+		return err
+	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", fmt.Sprintf(":%d", *port))
 	if err != nil {
 		return err
 	}
-	if command := flags.Args(); len(command) > 0 {
-		if err := g.StartCommand(command); err != nil {
-			// The API stays: it is how somebody finds out.
-			log.Error("start command failed", slog.String("error", err.Error()))
-		}
+	server := &http.Server{
+		Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 10 * time.Minute,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), Protocols: new(http.Protocols),
 	}
-	server := &http.Server{Handler: g.Handler(), ReadHeaderTimeout: 10 * time.Second, Protocols: new(http.Protocols)}
 	server.Protocols.SetHTTP1(true)
 	server.Protocols.SetUnencryptedHTTP2(true)
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
-	reaped := make(chan error, 1)
-	go func() { reaped <- g.Run(ctx) }()
-	select {
-	case err = <-failed:
-	case err = <-reaped:
+	running, stop := context.WithCancel(ctx)
+	defer stop()
+	served := make(chan error, 1)
+	go func() {
+		served <- server.Serve(listener)
+		stop() // a guest that cannot serve is of no use
+	}()
+	if command := flags.Args(); len(command) > 0 {
+		g.StartCommand(command)
 	}
-	if closed := server.Close(); err == nil || errors.Is(err, http.ErrServerClosed) {
-		err = closed
+	log.Info("paddock-guest serves", slog.Int("port", *port))
+	err = g.Run(running) // streams end with their processes
+	closed := server.Close()
+	if failed := <-served; !errors.Is(failed, http.ErrServerClosed) {
+		err = errors.Join(err, failed)
 	}
-	return err
+	return errors.Join(err, closed)
 }

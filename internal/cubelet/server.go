@@ -184,7 +184,11 @@ func execMessage(e *envdpb.ProcessEvent) *hostpb.ExecResponse {
 		}
 		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stdout{Stdout: e.Data.GetStdout()}}
 	case *envdpb.ProcessEvent_End:
-		signal, _ := strings.CutPrefix(e.End.GetError(), "signal: ")
+		// Other words there, such as those of a plain exit status, name no signal.
+		signal, ok := strings.CutPrefix(e.End.GetError(), "signal: ")
+		if !ok {
+			signal = ""
+		}
 		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: e.End.GetExitCode(), Signal: signal}}}
 	}
 	return nil

@@ -1,24 +1,29 @@
 // Package guest is the agent inside a sandbox: the processes and files that
 // its API shows are those of the sandbox itself.
 //
-// It speaks the envd protocol of the E2B clients (facts/e2b-client 3): Connect
-// RPC for processes, plain HTTP for files. It runs as the sandbox's first
-// process, so it also reaps orphans. It must never trust a request to name
-// what it may not touch: the sandbox is the boundary, not this program; and it
-// must stay small, since every sandbox carries one.
+// It speaks the envd protocol of the E2B clients: Connect RPC for processes
+// and the file system, plain HTTP for the bytes of files. It runs as the
+// sandbox's first process, so it also reaps orphans. The sandbox is the
+// boundary, not this program: a caller with the token may do what root inside
+// may. It must stay small, since every sandbox carries one, it must never hold
+// output that nobody reads, and it must never mount anything.
 package guest
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
-	"maps"
 	"net/http"
+	"os"
+	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/paddock-dev/paddock/internal/envdpb"
+	"github.com/paddock-dev/paddock/internal/fault"
 )
 
 // Port is where the guest listens.
@@ -28,134 +33,169 @@ const Port = 49983
 // it.
 const Version = "0.6.4"
 
-// Guest is the agent. Make one with New.
-type Guest struct {
-	log   *slog.Logger
-	reap  *reaper
-	users accounts
+const (
+	maxMessage = 16 << 20        // bytes of one RPC message
+	graceful   = 3 * time.Second // from SIGTERM to SIGKILL at the end
+	endBound   = time.Second     // from SIGKILL to giving up
+)
 
-	mu       sync.Mutex
-	settings Settings
-	running  map[uint32]*process
-	ended    map[uint32]*process
+// Deps is what a guest is made of.
+type Deps struct {
+	Log *slog.Logger
+	// DefaultUser is who runs what names no user; empty means root.
+	DefaultUser string
+	// DefaultWorkdir is where processes start; empty means the user's home.
+	DefaultWorkdir string
+	// Environ is the environment that every process begins with.
+	Environ []string
+	// Root is where etc/passwd and etc/group are found; empty means /.
+	Root string
+	// Init: this guest is the first process of its sandbox.
+	Init bool
 }
 
-// Settings are what /init tells.
-type Settings struct {
-	EnvVars        map[string]string `json:"envVars"`
-	AccessToken    string            `json:"accessToken"`
-	DefaultUser    string            `json:"defaultUser"`
-	DefaultWorkdir string            `json:"defaultWorkdir"`
+// Guest is the agent. Make one with New; it is safe for concurrent use.
+type Guest struct {
+	log      *slog.Logger
+	settings *settings
+	users    accounts
+	reaper   *reaper
+	table    *table
+	watchers *watchers
+	meter    *meter
+	init     bool
+	work     sync.WaitGroup // what pumps output and waits for processes
 }
 
 // New returns a guest that has not begun anything.
-func New(log *slog.Logger) *Guest {
+func New(d Deps) (*Guest, error) {
+	if d.Log == nil {
+		return nil, fault.New(fault.Bug, "a guest needs a log")
+	}
+	if d.DefaultUser == "" {
+		d.DefaultUser = "root"
+	}
+	if d.Root == "" {
+		d.Root = "/"
+	}
 	return &Guest{
-		log: log, reap: newReaper(log), users: accounts{passwd: "/etc/passwd", group: "/etc/group"},
-		settings: Settings{DefaultUser: "root"},
-		running:  map[uint32]*process{}, ended: map[uint32]*process{},
+		log:      d.Log,
+		settings: newSettings(d),
+		users:    accounts{passwd: filepath.Join(d.Root, "etc/passwd"), group: filepath.Join(d.Root, "etc/group")},
+		reaper:   newReaper(d.Init),
+		table:    newTable(),
+		watchers: newWatchers(),
+		meter:    newMeter(),
+		init:     d.Init,
+	}, nil
+}
+
+// Run reaps orphans until ctx ends. Then every process is asked to stop, and
+// ended after a bound.
+func (g *Guest) Run(ctx context.Context) error {
+	reaping, stop := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		g.reaper.run(reaping)
+	}()
+	<-ctx.Done()
+	g.watchers.closeAll()
+	err := g.endAll()
+	stop()
+	<-done
+	return err
+}
+
+// endAll ends every process within graceful and endBound.
+func (g *Guest) endAll() error {
+	g.table.close()
+	for _, step := range []struct {
+		signal syscall.Signal
+		wait   time.Duration
+	}{{syscall.SIGTERM, graceful}, {syscall.SIGKILL, endBound}} {
+		g.signalAll(step.signal)
+		if g.waitAll(step.wait) {
+			break
+		}
+	}
+	if g.init {
+		g.signalAll(syscall.SIGKILL) // orphans are nobody's children to wait for
+	}
+	g.table.release()
+	ended := make(chan struct{})
+	go func() { g.work.Wait(); close(ended) }()
+	select {
+	case <-ended:
+		return nil
+	case <-time.After(endBound):
+		return errors.New("processes or readers of their output are left")
 	}
 }
 
-// Run reaps orphans until ctx ends; then every process of the sandbox is asked
-// to stop, and ended after a second.
-func (g *Guest) Run(ctx context.Context) error {
-	err := g.reap.run(ctx)
-	g.stopAll()
-	return err
+// waitAll waits until every child ended, at most for d, and tells whether.
+func (g *Guest) waitAll(d time.Duration) bool {
+	bounded, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	for _, c := range g.reaper.living() {
+		select {
+		case <-c.done:
+		case <-bounded.Done():
+			return false
+		}
+	}
+	return true
+}
+
+// signalAll signals all that runs in the sandbox, or all that this guest
+// started if it is not the first process.
+func (g *Guest) signalAll(s syscall.Signal) {
+	if g.init {
+		_ = syscall.Kill(-1, s) // nobody to signal is no failure
+		return
+	}
+	for _, c := range g.reaper.living() {
+		_ = g.reaper.signal(c, s) // one that ended meanwhile needs none
+	}
 }
 
 // Handler serves the API.
 func (g *Guest) Handler() http.Handler {
+	options := []connect.HandlerOption{
+		connect.WithInterceptors(translate{}),
+		connect.WithReadMaxBytes(maxMessage),
+		// Both sides share a machine: compressing answers would cost more than it saves.
+		connect.WithCompressMinBytes(1 << 40),
+	}
 	mux := http.NewServeMux()
-	path, rpc := envdpb.NewProcessHandler(&processAPI{g: g})
-	mux.Handle(path, rpc)
-	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	mux.HandleFunc("POST /init", g.init)
-	mux.HandleFunc("GET /files", g.readFile)
-	mux.HandleFunc("POST /files", g.writeFiles)
-	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, g.current().EnvVars) })
-	return g.admit(mux)
+	mux.Handle(envdpb.NewProcessHandler(&processAPI{g: g}, options...))
+	mux.Handle(envdpb.NewFilesystemHandler(&fileAPI{g: g}, options...))
+	mux.HandleFunc("GET /health", g.health)
+	mux.HandleFunc("POST /init", g.configure)
+	mux.HandleFunc("GET /files", g.download)
+	mux.HandleFunc("POST /files", g.upload)
+	mux.HandleFunc("GET /envs", g.envs)
+	mux.HandleFunc("GET /metrics", g.metrics)
+	return crossOrigin(g.admit(mux))
 }
 
-// admit asks for the access token, once one is set, on all but the health
-// probe and init, which sets it.
-func (g *Guest) admit(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token := g.current().AccessToken
-		open := token == "" || r.URL.Path == "/health" || r.URL.Path == "/init"
-		if !open && !equalSecret(r.Header.Get("X-Access-Token"), token) {
-			refuse(w, http.StatusUnauthorized, "unauthorized access, please provide a valid access token")
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-func (g *Guest) init(w http.ResponseWriter, r *http.Request) {
-	var s Settings
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&s); err != nil {
-		refuse(w, http.StatusBadRequest, "init: "+err.Error())
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	// A token that is set may be kept or told again, never taken away: the
-	// sandbox's own processes can call init too.
-	if t := g.settings.AccessToken; t != "" && !equalSecret(s.AccessToken, t) {
-		refuse(w, http.StatusUnauthorized, "init: the access token is set and differs")
-		return
-	}
-	if s.DefaultUser == "" {
-		s.DefaultUser = g.settings.DefaultUser
-	}
-	g.settings = s
+func (g *Guest) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusNoContent)
 }
 
-func (g *Guest) current() Settings {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s := g.settings
-	s.EnvVars = maps.Clone(s.EnvVars)
-	return s
-}
-
-// stopAll ends every process that the API started.
-func (g *Guest) stopAll() {
-	g.mu.Lock()
-	all := make([]*process, 0, len(g.running))
-	for _, p := range g.running {
-		all = append(all, p)
+// owner returns the account that a request names, or the default one.
+func (g *Guest) owner(name string) (account, error) {
+	if name == "" {
+		name = g.settings.current().user
 	}
-	g.mu.Unlock()
-	for _, p := range all {
-		_ = p.signal(sigTerm) // one that ended meanwhile needs none
+	return g.users.find(name)
+}
+
+// Environ is os.Environ with a PATH when there is none.
+func Environ() []string {
+	if os.Getenv("PATH") != "" {
+		return os.Environ()
 	}
-	late := time.After(time.Second)
-	for _, p := range all {
-		select {
-		case <-p.done:
-		case <-late:
-			_ = p.signal(sigKill) // as above
-			late = time.After(0)
-		}
-	}
+	return append(os.Environ(), "PATH="+defaultPath)
 }
-
-type failure struct {
-	Code    int    `json:"code"`
-	Message string `json:"message"`
-}
-
-func refuse(w http.ResponseWriter, status int, message string) {
-	writeJSON(w, status, failure{status, message})
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the status is sent: nobody is left to tell
-}
-
-var errNoProcess = errors.New("process not found")

@@ -3,239 +3,271 @@ package guest
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
+	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/creack/pty"
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/paddock-dev/paddock/internal/envdpb"
+	"github.com/paddock-dev/paddock/internal/fault"
 )
-
-// defaultPath is searched when the sandbox names no PATH.
-const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 const (
-	chunk      = 32 << 10               // of output in one event
-	lastOutput = 250 * time.Millisecond // what an ended process's children may take to go on writing
-	endedKept  = 30 * time.Second       // how long an ended process can be asked for
+	chunk = 32 << 10 // of output in one event
+	// lastOutput is how long children of an ended process may go on writing
+	// to its followers; a server put into the background never ends.
+	lastOutput = 500 * time.Millisecond
+	// pipeSize is what a pipe can hold: all that an ended process can have
+	// left unread.
+	pipeSize = 64 << 10
 )
 
-// process is one that the API started.
+// process is one that the API started. Output goes to its followers, and the
+// slowest of them sets its pace: nothing is piled up. Without followers output
+// is dropped.
 type process struct {
-	pid    uint32
-	tag    *string
-	config *envdpb.ProcessConfig
-	cmd    *exec.Cmd
-	done   chan struct{} // closed when it ended and its output is out
-	exited chan struct{} // closed when it ended
+	order   uint64
+	config  *envdpb.ProcessConfig
+	tag     *string
+	child   *child // nil if it could not be started (a start command)
+	in      *input // nil if it reads an empty input
+	outputs []output
+	ended   chan struct{} // closed when it ended and its output is out
 
 	mu        sync.Mutex
-	input     *os.File // stdin or terminal; nil when closed
-	terminal  bool
-	followers map[*follower]bool
+	followers map[*follower]struct{}
+	ring      *ring // nil: no output is kept
 	end       *envdpb.ProcessEvent_EndEvent
 }
 
-// follower gets every event of a process. A slow one slows the process: output
-// is never piled up.
-type follower struct {
-	ctx    context.Context
-	events chan *envdpb.ProcessEvent
-}
-
-// launch is what a start needs.
-type launch struct {
-	config *envdpb.ProcessConfig
-	user   account
-	pty    *envdpb.PTY
-	tag    *string
-	stdin  bool
-}
-
-var (
-	errNotFound = errors.New("command not found")
-	errBadCwd   = errors.New("bad working directory")
-)
-
-// start starts a process; first follows it from its first byte.
-func (g *Guest) start(l launch, first *follower) (*process, error) {
-	s := g.current()
-	env := environment(s, l)
-	cwd, err := workdir(s, l)
-	if err != nil {
-		return nil, err
-	}
-	path, err := lookUp(l.config.GetCmd(), env, cwd)
-	if err != nil {
-		return nil, err
-	}
-	c := &exec.Cmd{Path: path, Args: append([]string{l.config.GetCmd()}, l.config.GetArgs()...), Env: env, Dir: cwd}
-	c.SysProcAttr = &syscall.SysProcAttr{
-		Setsid:     true, // a group of its own, to be signalled whole
-		Credential: &syscall.Credential{Uid: l.user.uid, Gid: l.user.gid, Groups: l.user.groups},
-	}
-	p := &process{tag: l.tag, config: l.config, cmd: c, done: make(chan struct{}), exited: make(chan struct{}), followers: map[*follower]bool{}}
-	if first != nil {
-		p.followers[first] = true
-	}
-	outputs, err := p.open(l)
-	if err != nil {
-		return nil, err
-	}
-	err = g.reap.start(c)
-	p.closeChildEnds(l)
-	if err != nil {
-		outputs.close()
-		p.closeInput()
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOEXEC) {
-			err = fmt.Errorf("%w: %s: %w", errNotFound, l.config.GetCmd(), err)
-		}
-		return nil, err
-	}
-	p.pid = uint32(c.Process.Pid)
-	g.mu.Lock()
-	g.running[p.pid] = p
-	g.mu.Unlock()
-	go g.follow(p, outputs)
-	return p, nil
-}
-
-// output is one stream of a process and how its data is shown.
+// output is one stream of a process, and how its data is shown.
 type output struct {
 	file *os.File
 	wrap func([]byte) *envdpb.ProcessEvent_DataEvent
 }
 
-type outputs []output
-
-func (o outputs) close() {
-	for _, one := range o {
-		_ = one.file.Close() // read ends: nothing is lost
-	}
+// follower gets every event of a process until gone is closed.
+type follower struct {
+	events chan *envdpb.ProcessEvent
+	gone   <-chan struct{}
 }
 
-func (p *process) open(l launch) (outputs, error) {
-	if l.pty != nil {
-		master, slave, err := pty.Open()
-		if err != nil {
-			return nil, err
-		}
-		size := l.pty.GetSize()
-		if err := pty.Setsize(master, &pty.Winsize{Cols: uint16(size.GetCols()), Rows: uint16(size.GetRows())}); err != nil {
-			return nil, errors.Join(err, master.Close(), slave.Close())
-		}
-		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = slave, slave, slave
-		p.cmd.SysProcAttr.Setctty = true
-		p.input, p.terminal = master, true
-		return outputs{{master, func(b []byte) *envdpb.ProcessEvent_DataEvent {
-			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Pty{Pty: b}}
-		}}}, nil
+func (p *process) pid() uint32 {
+	if p.child == nil {
+		return 0
 	}
-	outR, outW, err := os.Pipe()
+	return uint32(p.child.pid)
+}
+
+// start starts a process; first, if any, follows it from its first byte.
+func (g *Guest) start(l launch, first *follower) (*process, error) {
+	prog, err := prepare(g.settings.current(), l)
 	if err != nil {
 		return nil, err
 	}
-	errR, errW, err := os.Pipe()
+	p := &process{config: l.config, tag: l.tag, ended: make(chan struct{}), followers: map[*follower]struct{}{}}
+	if l.ring {
+		p.ring = &ring{}
+	}
+	if first != nil {
+		p.followers[first] = struct{}{}
+	}
+	far, err := p.open(l)
+	if err == nil {
+		p.child, err = g.reaper.spawn(func() (int, error) { return prog.fork(l.user, far, l.pty != nil) })
+	}
+	closeFDs(far)
 	if err != nil {
-		return nil, errors.Join(err, outR.Close(), outW.Close())
+		p.close()
+		return nil, ofDescriptors(err)
 	}
-	p.cmd.Stdout, p.cmd.Stderr = outW, errW
-	list := outputs{
-		{outR, func(b []byte) *envdpb.ProcessEvent_DataEvent {
-			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Stdout{Stdout: b}}
-		}},
-		{errR, func(b []byte) *envdpb.ProcessEvent_DataEvent {
-			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Stderr{Stderr: b}}
-		}},
+	if !g.table.add(p) {
+		_ = g.reaper.signal(p.child, syscall.SIGKILL) // the guest ends, so this one does too
 	}
-	if l.stdin {
-		inR, inW, err := os.Pipe()
-		if err != nil {
-			list.close()
-			return nil, errors.Join(err, outW.Close(), errW.Close())
-		}
-		p.cmd.Stdin, p.input = inR, inW
-	}
-	return list, nil
+	g.work.Go(func() { g.follow(p) })
+	return p, nil
 }
 
-// closeChildEnds closes what only the child needs now.
-func (p *process) closeChildEnds(l launch) {
-	ends := []any{p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr}
+// ofDescriptors names what opening pipes and terminals can meet.
+func ofDescriptors(err error) error {
+	if r := (*refusal)(nil); errors.As(err, &r) {
+		return err
+	}
+	if errors.Is(err, syscall.ENOENT) {
+		return refuse(connect.CodeFailedPrecondition, fault.StateConflict, "the sandbox has no terminals: /dev/ptmx or /dev/pts is missing")
+	}
+	return ofFile("pipe or terminal", err)
+}
+
+// open makes the input and the outputs, and returns the child's ends.
+func (p *process) open(l launch) (far []uintptr, err error) {
 	if l.pty != nil {
-		ends = ends[:1] // all three are one file
+		near, fd, err := openTerminal(l.pty.GetSize())
+		if err != nil {
+			return nil, err
+		}
+		p.in = newInput(near, true)
+		p.outputs = []output{{near, func(b []byte) *envdpb.ProcessEvent_DataEvent {
+			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Pty{Pty: b}}
+		}}}
+		return []uintptr{uintptr(fd), uintptr(fd), uintptr(fd)}, nil
 	}
-	for _, end := range ends {
-		if f, ok := end.(*os.File); ok && f != nil {
-			_ = f.Close() // the child has its own
+	in := [2]int{-1, -1}
+	if err := syscall.Pipe2(in[:], syscall.O_CLOEXEC); err != nil {
+		return nil, err
+	}
+	far = append(far, uintptr(in[0]))
+	if l.stdin {
+		file, err := nearFile(in[1])
+		if err != nil {
+			return far, err
+		}
+		p.in = newInput(file, false)
+	} else {
+		_ = syscall.Close(in[1]) // a pipe without a writer reads as empty
+	}
+	for _, wrap := range []func([]byte) *envdpb.ProcessEvent_DataEvent{
+		func(b []byte) *envdpb.ProcessEvent_DataEvent {
+			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Stdout{Stdout: b}}
+		},
+		func(b []byte) *envdpb.ProcessEvent_DataEvent {
+			return &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Stderr{Stderr: b}}
+		},
+	} {
+		out := [2]int{-1, -1}
+		if err := syscall.Pipe2(out[:], syscall.O_CLOEXEC); err != nil {
+			return far, err
+		}
+		far = append(far, uintptr(out[1]))
+		file, err := nearFile(out[0])
+		if err != nil {
+			return far, err
+		}
+		p.outputs = append(p.outputs, output{file, wrap})
+	}
+	return far, nil
+}
+
+// nearFile makes our end of a pipe one that can be given deadlines. The far
+// end stays as programs expect it.
+func nearFile(fd int) (*os.File, error) {
+	if err := syscall.SetNonblock(fd, true); err != nil {
+		return nil, errors.Join(err, syscall.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "pipe"), nil
+}
+
+func closeFDs(list []uintptr) {
+	for i, fd := range list {
+		if i == 0 || fd != list[0] { // the three ends of a terminal are one
+			_ = syscall.Close(int(fd)) // the child has its own
 		}
 	}
 }
 
-// follow carries a process's output to its followers until it ended.
-func (g *Guest) follow(p *process, list outputs) {
-	var readers sync.WaitGroup
-	for _, o := range list {
-		readers.Go(func() { p.pump(o) })
+// close closes our ends.
+func (p *process) close() {
+	if p.in != nil {
+		p.in.close()
 	}
-	err := g.reap.wait(p.cmd)
-	close(p.exited)
-	for _, o := range list {
-		_ = o.file.SetReadDeadline(time.Now().Add(lastOutput)) // a terminal has none, and ends by itself
+	for _, o := range p.outputs {
+		_ = o.file.Close() // read ends: nothing is lost
 	}
-	readers.Wait()
-	p.finish(err)
-	if !p.terminal {
-		list.close()
-	}
-	p.closeInput()
-
-	g.mu.Lock()
-	delete(g.running, p.pid)
-	g.ended[p.pid] = p
-	g.mu.Unlock()
-	close(p.done)
-	time.AfterFunc(endedKept, func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.ended[p.pid] == p {
-			delete(g.ended, p.pid)
-		}
-	})
 }
 
-// pump reads one output until it ends. A child of an ended process may hold
-// its output open for ever, so then each read has a bound.
-func (p *process) pump(o output) {
+// follow relays output until the process ended, says how, and then drops what
+// its children still write: closing their pipe would end them.
+func (g *Guest) follow(p *process) {
+	var pumps, drains sync.WaitGroup
+	for _, o := range p.outputs {
+		ready := make(chan struct{})
+		pumps.Add(1)
+		drains.Go(func() {
+			defer o.file.Close()
+			open := p.pump(o)
+			pumps.Done()
+			<-ready
+			if open {
+				_, _ = io.Copy(io.Discard, o.file) // ends with its writers
+			}
+		})
+		defer close(ready)
+	}
+	<-p.child.done
+	for _, o := range p.outputs {
+		_ = o.file.SetReadDeadline(time.Now().Add(lastOutput)) // a closed file needs none
+	}
+	pumps.Wait()
+	p.finish(p.child.status)
+	g.table.retire(p)
+	if p.in != nil {
+		p.in.close()
+	}
+	close(p.ended)
+	g.work.Go(drains.Wait)
+}
+
+// pump relays one output until it ends, or until its deadline, when it tells
+// that the output is still open.
+func (p *process) pump(o output) (open bool) {
 	buffer := make([]byte, chunk)
 	for {
-		select {
-		case <-p.exited:
-			_ = o.file.SetReadDeadline(time.Now().Add(lastOutput)) // as in follow
-		default:
-		}
 		n, err := o.file.Read(buffer)
-		if n > 0 {
-			p.tell(&envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_Data{Data: o.wrap(slices.Clone(buffer[:n]))}})
-		}
-		if err != nil {
-			return
+		p.tell(o, buffer[:n])
+		switch {
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return p.rest(o, buffer)
+		case err != nil:
+			return false // a terminal ends with EIO, a pipe with EOF
 		}
 	}
 }
 
-// tell hands an event to every follower that is still there.
-func (p *process) tell(e *envdpb.ProcessEvent) {
+// rest relays what the ended process itself left in the pipe while its
+// followers were slow.
+func (p *process) rest(o output, buffer []byte) (open bool) {
+	if err := o.file.SetReadDeadline(time.Time{}); err != nil {
+		return false
+	}
+	raw, err := o.file.SyscallConn()
+	if err != nil {
+		return false
+	}
+	for sum := 0; sum < pipeSize; {
+		n, err := 0, error(nil)
+		if direct := raw.Read(func(fd uintptr) bool {
+			n, err = syscall.Read(int(fd), buffer)
+			return true
+		}); direct != nil {
+			return false
+		}
+		if n <= 0 {
+			return errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.EINTR)
+		}
+		p.tell(o, buffer[:n])
+		sum += n
+	}
+	return true
+}
+
+// tell hands data to every follower that is still there.
+func (p *process) tell(o output, data []byte) {
+	if len(data) == 0 {
+		return
+	}
 	p.mu.Lock()
+	if len(p.followers) == 0 && p.ring == nil {
+		p.mu.Unlock()
+		return
+	}
+	e := &envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_Data{Data: o.wrap(append([]byte(nil), data...))}}
+	if p.ring != nil {
+		p.ring.add(e, len(data))
+	}
 	list := make([]*follower, 0, len(p.followers))
 	for f := range p.followers {
 		list = append(list, f)
@@ -244,10 +276,22 @@ func (p *process) tell(e *envdpb.ProcessEvent) {
 	for _, f := range list {
 		select {
 		case f.events <- e:
-		case <-f.ctx.Done():
-			p.leave(f)
+		case <-f.gone:
 		}
 	}
+}
+
+// join adds a follower, and returns the output that was kept for it.
+func (p *process) join(f *follower) []*envdpb.ProcessEvent {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.end == nil {
+		p.followers[f] = struct{}{}
+	}
+	if p.ring == nil {
+		return nil
+	}
+	return p.ring.all()
 }
 
 func (p *process) leave(f *follower) {
@@ -256,173 +300,80 @@ func (p *process) leave(f *follower) {
 	delete(p.followers, f)
 }
 
-// join adds a follower, unless the process has ended.
-func (p *process) join(f *follower) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.end == nil {
-		p.followers[f] = true
-	}
-}
-
-func (p *process) finish(err error) {
-	state := p.cmd.ProcessState
-	e := &envdpb.ProcessEvent_EndEvent{Exited: state.Exited(), ExitCode: int32(state.ExitCode()), Status: state.String()}
-	if w, ok := state.Sys().(syscall.WaitStatus); ok && w.Signaled() {
-		e.Error = proto.String("signal: " + w.Signal().String())
-	} else if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		e.Error = proto.String(err.Error())
+func (p *process) finish(w syscall.WaitStatus) {
+	e := &envdpb.ProcessEvent_EndEvent{ExitCode: int32(w.ExitStatus()), Exited: w.Exited(), Status: statusText(w)}
+	if w.Signaled() || e.ExitCode != 0 {
+		e.Error = proto.String(e.Status)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.end = e
 }
 
+// statusText is how os/exec words it: clients read these words.
+func statusText(w syscall.WaitStatus) string {
+	if w.Signaled() {
+		text := "signal: " + w.Signal().String()
+		if w.CoreDump() {
+			text += " (core dumped)"
+		}
+		return text
+	}
+	return "exit status " + itoa(w.ExitStatus())
+}
+
+// result is how the process ended; only after ended.
 func (p *process) result() *envdpb.ProcessEvent {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return &envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_End{End: p.end}}
 }
 
-// signal signals the process with its whole group.
-func (p *process) signal(s syscall.Signal) error {
+// expire ends p when at is reached, unless it ended before.
+func (g *Guest) expire(p *process, at time.Time) {
+	g.work.Go(func() {
+		timer := time.NewTimer(time.Until(at))
+		defer timer.Stop()
+		select {
+		case <-p.child.done:
+		case <-timer.C:
+			_ = g.reaper.signal(p.child, syscall.SIGKILL) // one that ended meanwhile needs none
+		}
+	})
+}
+
+// input is what a process reads.
+type input struct {
+	file     *os.File
+	terminal bool
+	turn     chan struct{} // holds one token: writes of several calls do not mix
+}
+
+func newInput(f *os.File, terminal bool) *input {
+	in := &input{file: f, terminal: terminal, turn: make(chan struct{}, 1)}
+	in.turn <- struct{}{}
+	return in
+}
+
+// write writes all of b, unless ctx ends first: a process need not read.
+func (in *input) write(ctx context.Context, b []byte) error {
 	select {
-	case <-p.exited:
-		return errNoProcess
-	default:
-		return syscall.Kill(-int(p.pid), s)
+	case <-in.turn:
+		defer func() { in.turn <- struct{}{} }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-}
-
-func (p *process) write(b []byte) error {
-	p.mu.Lock()
-	in := p.input
-	p.mu.Unlock()
-	if in == nil {
-		return errors.New("its input is closed")
-	}
-	_, err := in.Write(b)
-	return err
-}
-
-func (p *process) closeInput() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.input != nil {
-		_ = p.input.Close() // the reader's end tells of trouble
-		p.input = nil
-	}
-}
-
-// find returns the process that a selector names, running or just ended.
-func (g *Guest) find(s *envdpb.ProcessSelector) (*process, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if tag, ok := s.GetSelector().(*envdpb.ProcessSelector_Tag); ok {
-		for _, p := range g.running {
-			if p.tag != nil && *p.tag == tag.Tag {
-				return p, nil
-			}
-		}
-		return nil, fmt.Errorf("%w: tag %s", errNoProcess, tag.Tag)
-	}
-	if p := g.running[s.GetPid()]; p != nil {
-		return p, nil
-	}
-	if p := g.ended[s.GetPid()]; p != nil {
-		return p, nil
-	}
-	return nil, fmt.Errorf("%w: pid %d", errNoProcess, s.GetPid())
-}
-
-// environment is what a process sees: the guest's PATH, the user's, then the
-// sandbox's variables, then the request's.
-func environment(s Settings, l launch) []string {
-	vars := map[string]string{"PATH": os.Getenv("PATH"), "HOME": l.user.home, "USER": l.user.name, "LOGNAME": l.user.name}
-	if vars["PATH"] == "" {
-		vars["PATH"] = defaultPath
-	}
-	if l.pty != nil {
-		vars["TERM"] = "xterm-256color"
-	}
-	for _, more := range []map[string]string{s.EnvVars, l.config.GetEnvs()} {
-		for k, v := range more {
-			vars[k] = v
-		}
-	}
-	list := make([]string, 0, len(vars))
-	for k, v := range vars {
-		list = append(list, k+"="+v)
-	}
-	slices.Sort(list)
-	return list
-}
-
-func workdir(s Settings, l launch) (string, error) {
-	cwd := l.config.GetCwd()
-	if cwd == "" {
-		if cwd = s.DefaultWorkdir; cwd == "" {
-			cwd = l.user.home
-		}
-		if info, err := os.Stat(cwd); err != nil || !info.IsDir() {
-			cwd = "/" // a home that the image lacks is no reason to refuse
-		}
-		return cwd, nil
-	}
-	cwd = resolve(cwd, l.user)
-	if info, err := os.Stat(cwd); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("%w: cwd '%s' does not exist", errBadCwd, l.config.GetCwd())
-	}
-	return cwd, nil
-}
-
-// resolve makes path absolute: ~ and relative paths are the user's.
-func resolve(path string, u account) string {
-	if path == "~" || strings.HasPrefix(path, "~/") {
-		path = filepath.Join(u.home, strings.TrimPrefix(path, "~"))
-	}
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(u.home, path)
-	}
-	return filepath.Clean(path)
-}
-
-// lookUp finds the program called name in the PATH of env.
-func lookUp(name string, env []string, cwd string) (string, error) {
-	if name == "" {
-		return "", fmt.Errorf("%w: the command is empty", errNotFound)
-	}
-	dirs := []string{""}
-	if !strings.Contains(name, "/") {
-		for _, kv := range env {
-			if path, ok := strings.CutPrefix(kv, "PATH="); ok {
-				dirs = filepath.SplitList(path)
-			}
-		}
-	}
-	for _, dir := range dirs {
-		path := filepath.Join(dir, name)
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(cwd, path)
-		}
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("%w: %s", errNotFound, name)
-}
-
-// StartTag is the tag of the process that the template starts by itself.
-const StartTag = "start"
-
-// StartCommand starts the template's own process beside the API, as the
-// sandbox's default user.
-func (g *Guest) StartCommand(command []string) error {
-	user, err := g.users.find(g.current().DefaultUser)
-	if err != nil {
+	if err := in.file.SetWriteDeadline(time.Time{}); err != nil {
 		return err
 	}
-	tag := StartTag
-	_, err = g.start(launch{config: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, user: user, tag: &tag}, nil)
+	stop := context.AfterFunc(ctx, func() {
+		_ = in.file.SetWriteDeadline(time.Unix(1, 0)) // a closed file needs none
+	})
+	_, err := in.file.Write(b)
+	if !stop() && err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
 	return err
 }
+
+func (in *input) close() { _ = in.file.Close() } // a second close changes nothing

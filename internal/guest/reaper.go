@@ -2,12 +2,8 @@ package guest
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
-	"log/slog"
 	"os"
-	"os/exec"
 	"os/signal"
 	"sync"
 	"syscall"
@@ -15,95 +11,147 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	sigTerm = syscall.SIGTERM
-	sigKill = syscall.SIGKILL
-)
-
-// reaper collects the dead that nobody waits for: as the first process of a
-// sandbox the guest inherits every orphan. It leaves the children that the API
-// started to those who wait for them.
+// reaper collects the dead. As the first process of a sandbox the guest
+// inherits every orphan, and must not take the exit status of its own children
+// from those who wait for them: so all waiting is done here.
 type reaper struct {
-	log  *slog.Logger
-	mu   sync.Mutex // held while a child is started, so that it is known before it can be met dead
-	own  map[int]bool
-	kick chan struct{}
+	all bool // reap orphans too; only for the first process
+
+	// mu is held while a dead child is collected, so that no signal can reach
+	// whoever gets its pid next.
+	mu       sync.Mutex
+	children map[int]*child
+	spawned  uint64         // how many starts began
+	starting int            // how many of them have not ended
+	early    map[int]corpse // the dead that may belong to a start that has not ended
 }
 
-func newReaper(log *slog.Logger) *reaper {
-	return &reaper{log: log, own: map[int]bool{}, kick: make(chan struct{}, 1)}
+type corpse struct {
+	status syscall.WaitStatus
+	after  uint64 // starts that had begun when it was found
 }
 
-// start starts c as a child that its caller waits for, with wait.
-func (r *reaper) start(c *exec.Cmd) error {
+// child is a process that this guest started.
+type child struct {
+	pid    int
+	done   chan struct{} // closed when it ended
+	status syscall.WaitStatus
+}
+
+func newReaper(all bool) *reaper {
+	return &reaper{all: all, children: map[int]*child{}, early: map[int]corpse{}}
+}
+
+// spawn calls fork, which starts a process, and returns that process. It may
+// be dead already.
+func (r *reaper) spawn(fork func() (int, error)) (*child, error) {
+	r.mu.Lock()
+	r.spawned++
+	r.starting++
+	mine := r.spawned
+	r.mu.Unlock()
+
+	pid, err := fork()
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := c.Start(); err != nil {
-		return err
+	defer func() {
+		if r.starting--; r.starting == 0 {
+			clear(r.early)
+		}
+	}()
+	if err != nil {
+		return nil, err
 	}
-	r.own[c.Process.Pid] = true
-	return nil
+	c := &child{pid: pid, done: make(chan struct{})}
+	if dead, ok := r.early[pid]; ok && dead.after >= mine {
+		delete(r.early, pid)
+		c.status = dead.status
+		close(c.done)
+		return c, nil
+	}
+	r.children[pid] = c
+	if !r.all {
+		go r.await(pid) // ends with the child
+	}
+	return c, nil
 }
 
-// wait waits for a child that start started.
-func (r *reaper) wait(c *exec.Cmd) error {
-	err := c.Wait()
-	r.mu.Lock()
-	delete(r.own, c.Process.Pid)
-	r.mu.Unlock()
-	select {
-	case r.kick <- struct{}{}: // it may have hidden orphans behind it
-	default:
+// await collects one child, for a guest that is not the first process: what
+// else ends is not ours.
+func (r *reaper) await(pid int) {
+	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
 	}
-	return err
+	r.collect(pid)
 }
 
-func (r *reaper) run(ctx context.Context) error {
-	if os.Getpid() != 1 {
-		<-ctx.Done() // orphans go to another init
-		return nil
+// run reaps until ctx ends.
+func (r *reaper) run(ctx context.Context) {
+	if !r.all {
+		return
 	}
-	died := make(chan os.Signal, 16)
+	died := make(chan os.Signal, 1) // one is enough: collect takes all that are dead
 	signal.Notify(died, syscall.SIGCHLD)
 	defer signal.Stop(died)
 	for {
-		r.collect()
+		r.collect(-1)
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case <-died:
-		case <-r.kick:
 		}
 	}
 }
 
-// collect reaps orphans until none is left or one of our own stands first in
-// line: its waiter kicks again.
-func (r *reaper) collect() {
+// collect takes every dead child that which, as in wait4, names.
+func (r *reaper) collect(which int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for {
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)
-		pid := int(pidOf(&info))
-		if errors.Is(err, unix.EINTR) {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(which, &status, syscall.WNOHANG, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
 			continue
-		}
-		if err != nil || pid == 0 {
+		case err != nil || pid <= 0:
 			return
 		}
-		r.mu.Lock()
-		own := r.own[pid]
-		r.mu.Unlock()
-		if own {
-			return
-		}
-		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err != nil && !errors.Is(err, unix.EINTR) {
-			r.log.Warn("orphan not reaped", slog.Int("pid", pid), slog.String("error", err.Error()))
-			return
+		if c, ok := r.children[pid]; ok {
+			delete(r.children, pid)
+			c.status = status
+			close(c.done)
+		} else if r.starting > 0 {
+			r.early[pid] = corpse{status, r.spawned}
 		}
 	}
 }
 
-func equalSecret(a, b string) bool {
-	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
-	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
+// signal sends s to the group of c, and to c's whole session if s is SIGKILL:
+// a shell with job control gives each job a group of its own. A process that
+// ended is syscall.ESRCH.
+func (r *reaper) signal(c *child, s syscall.Signal) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case <-c.done:
+		return syscall.ESRCH
+	default:
+	}
+	if s == syscall.SIGKILL {
+		for _, pid := range session(c.pid) {
+			_ = syscall.Kill(pid, s) // one that ended meanwhile needs none
+		}
+	}
+	return syscall.Kill(-c.pid, s)
+}
+
+// living lists the children that have not ended.
+func (r *reaper) living() []*child {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]*child, 0, len(r.children))
+	for _, c := range r.children {
+		list = append(list, c)
+	}
+	return list
 }
