@@ -118,9 +118,14 @@ func NewCenterClient(base, token string) *CenterClient {
 	return &CenterClient{newCaller(base, HeaderCallbackToken, token, "template centre")}
 }
 
-// Build hands over a job. A job that it has already is success.
+// Build hands over a job. A job that it has already is success: the first
+// answer was lost. fault.JobNotFound when the job is not there or not active.
 func (c *CenterClient) Build(ctx context.Context, r TCBuildRequest) error {
-	return c.call(ctx, http.MethodPost, PathTCBuild, r, nil)
+	err := c.call(ctx, http.MethodPost, PathTCBuild, r, nil)
+	if errors.Is(err, fault.BuildInProgress) {
+		return nil
+	}
+	return err
 }
 
 // DeleteArtifact lets an artifact's bytes and row go.

@@ -13,18 +13,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"runtime"
 	"strings"
-	"time"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
-	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -32,179 +28,205 @@ import (
 
 // Format names the layout of the bytes: another writer makes other bytes of
 // equal input, and must have another name.
-const Format = "ext4-e2fsprogs-1"
+const Format = "ext4-e2fsprogs-2"
 
-// GuestPath is where the guest is put.
+// GuestPath is where the guest is put, below the root.
 const GuestPath = ".paddock/guest"
 
-// maxConfig bounds an image's configuration.
-const maxConfig = 8 << 20
+const (
+	maxConfig = 8 << 20 // of an image's configuration, which is read whole
+	maxLayers = 512
+	maxNested = 2 // indexes within indexes
+)
 
 // Auth is credentials of a registry. Empty: those of the docker configuration,
 // else anonymous.
 type Auth struct{ Username, Password string }
 
-// Event is how far a build is.
+// Event is how far a build is. The counts are of layers as they travel.
 type Event struct {
-	Phase template.Phase
-	Pull  template.Pull
+	Phase                   template.Phase
+	TotalBytes, DoneBytes   int64
+	TotalLayers, DoneLayers int
+}
+
+// Limits bound what an image may hold. A zero field takes its default.
+type Limits struct {
+	Entries int64 // of all layers; 2 million
+	Bytes   int64 // of all files of all layers; 128 GiB
 }
 
 // Request is an image and what to make of it.
 type Request struct {
-	Reference          string
-	Auth               Auth
-	InsecureRegistries []string // host:port, or host:*, that may be reached by plain HTTP
-	GuestPath          string   // file of the guest
-	WorkDir            string   // scratch, on the filesystem where WriteTo's path is
-	Progress           func(Event)
+	Reference string
+	Auth      Auth
+	// InsecureRegistries are the registries that may be reached by plain HTTP,
+	// as host:port, or host:* for every port of a host.
+	InsecureRegistries []string
+	Platform           string // linux/amd64; empty: that of this program
+	GuestPath          string // file of the guest
+	WorkDir            string // scratch of one process: Sweep empties it
+	Limits             Limits
+	// Progress is told of each phase when it begins, and often while pulling. It
+	// is called by one goroutine at a time and must return soon. It may be nil.
+	Progress func(Event)
 	// Free returns the bytes free in a directory; nil asks the system.
 	Free func(dir string) (int64, error)
 }
 
-// Image is an image that was found.
+// Image is an image that was found. Use it once, from one goroutine.
 type Image struct {
-	Reference  string // as asked
-	Digest     string // of the platform's manifest
-	Config     template.ImageConfig
-	Compressed int64 // bytes of all layers as they travel
+	Reference       string // as asked
+	Digest          string // of the platform's manifest
+	Config          template.ImageConfig
+	CompressedBytes int64 // of all layers as they travel
+	Layers          int
 
 	req    Request
-	image  v1.Image
-	layers []v1.Layer
+	puller *remote.Puller
+	repo   name.Repository
+	layers []layer
 	guest  string // sha256 of the guest
+	size   int64  // of the guest
 }
 
-// Resolve finds the image and reads what it says of itself. Refusals are
-// coded: ImageRef, ImageNotFound, ImageDenied, ImagePlatform, ImageInvalid,
-// RegistryDown.
+// layer is one layer as manifest and configuration name it.
+type layer struct {
+	digest v1.Hash // of the bytes that travel
+	size   int64
+	diffID v1.Hash // of the archive within
+}
+
+// Resolve finds the image and reads what it says of itself. Refusals:
+// fault.ImageRef, ImageNotFound, ImageDenied, ImagePlatform, ImageInvalid,
+// ImageHostile, RegistryDown; ToolMissing when there is no guest.
 func Resolve(ctx context.Context, r Request) (*Image, error) {
+	platform, err := platformOf(r.Platform)
+	if err != nil {
+		return nil, err
+	}
 	ref, err := parse(r)
 	if err != nil {
 		return nil, err
 	}
-	guest, err := sumFile(r.GuestPath)
+	guest, size, err := sumFile(r.GuestPath)
 	if err != nil {
-		return nil, fault.Wrap(fault.ToolMissing, err, "templatecenter.guest_binary")
+		return nil, fault.Wrap(fault.ToolMissing, err, "the guest of templatecenter.guest_binary")
 	}
-	platform := v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
-	image, err := remote.Image(ref, remote.WithContext(ctx), remote.WithPlatform(platform), auth(r.Auth), remote.WithTransport(dialer()), remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 2, Steps: 3}))
-	if err != nil {
-		return nil, registryFault(err, r.Reference, platform)
-	}
-	im := &Image{Reference: r.Reference, req: r, image: image, guest: guest}
-	return im, im.read(platform)
-}
-
-func parse(r Request) (name.Reference, error) {
-	text, plain := strings.TrimSpace(r.Reference), false
-	for _, scheme := range []string{"docker://", "https://"} {
-		text = strings.TrimPrefix(text, scheme)
-	}
-	if rest, ok := strings.CutPrefix(text, "http://"); ok {
-		text, plain = rest, true
-	}
-	ref, err := name.ParseReference(text)
+	puller, err := newPuller(r)
 	if err != nil {
 		return nil, fault.Wrap(fault.ImageRef, err, "image %q", r.Reference)
 	}
-	registry := ref.Context().RegistryStr()
-	listed := insecure(registry, r.InsecureRegistries)
-	if plain && !listed {
-		return nil, fault.New(fault.ImageRef, "image %q: registry %s is not listed in templatecenter.insecure_registries", r.Reference, registry)
-	}
-	if listed {
-		ref, err = name.ParseReference(text, name.Insecure)
-	}
-	return ref, err
-}
-
-func insecure(registry string, list []string) bool {
-	host, _, err := net.SplitHostPort(registry)
+	im := &Image{Reference: r.Reference, req: r, puller: puller, repo: ref.Context(), guest: guest, size: size}
+	d, err := im.find(ctx, ref, platform, maxNested)
 	if err != nil {
-		host = registry
+		return nil, err
 	}
-	for _, one := range list {
-		if one == registry || one == host+":*" {
-			return true
-		}
-	}
-	return false
+	return im, im.read(d, platform)
 }
 
-func auth(a Auth) remote.Option {
-	if a.Username != "" || a.Password != "" {
-		return remote.WithAuth(&authn.Basic{Username: a.Username, Password: a.Password})
+func platformOf(s string) (v1.Platform, error) {
+	if s == "" {
+		return v1.Platform{OS: "linux", Architecture: runtime.GOARCH}, nil
 	}
-	return remote.WithAuthFromKeychain(authn.DefaultKeychain)
+	p, err := v1.ParsePlatform(s)
+	if err != nil || p.OS == "" || p.Architecture == "" {
+		return v1.Platform{}, fault.New(fault.InvalidInput, "platform %q: write it as linux/amd64", s)
+	}
+	return *p, nil
 }
 
-func dialer() *http.Transport {
-	t := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // it is one in the standard library
-	t.DialContext = (&net.Dialer{Timeout: 10 * time.Second}).DialContext
-	t.ResponseHeaderTimeout = time.Minute
-	return t
-}
-
-// registryFault tells what a registry refused from a registry that is away.
-func registryFault(err error, reference string, p v1.Platform) error {
-	var e *transport.Error
+// find follows indexes to the manifest of the platform.
+func (im *Image) find(ctx context.Context, ref name.Reference, p v1.Platform, depth int) (*remote.Descriptor, error) {
+	d, err := im.puller.Get(ctx, ref)
+	if err != nil {
+		return nil, registryFault(err, im.Reference)
+	}
 	switch {
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return err
-	case errors.As(err, &e):
-		switch e.StatusCode {
-		case http.StatusNotFound:
-			return fault.New(fault.ImageNotFound, "image %s", reference)
-		case http.StatusUnauthorized, http.StatusForbidden:
-			return fault.New(fault.ImageDenied, "image %s", reference)
+	case d.MediaType.IsImage():
+		return d, nil
+	case !d.MediaType.IsIndex():
+		return nil, fault.New(fault.ImageInvalid, "image %s: its manifest is a %q, which is none of an image", im.Reference, d.MediaType)
+	case depth == 0:
+		return nil, fault.New(fault.ImageInvalid, "image %s: its indexes are nested deeper than %d", im.Reference, maxNested)
+	}
+	index, err := d.ImageIndex()
+	if err != nil {
+		return nil, fault.Wrap(fault.ImageInvalid, err, "image %s", im.Reference)
+	}
+	m, err := index.IndexManifest()
+	if err != nil {
+		return nil, fault.Wrap(fault.ImageInvalid, err, "image %s: its index", im.Reference)
+	}
+	var others []string
+	for _, child := range m.Manifests {
+		switch c := child.Platform; {
+		case c == nil && child.MediaType.IsIndex():
+			return im.find(ctx, im.repo.Digest(child.Digest.String()), p, depth-1)
+		case c == nil || c.OS == "unknown": // attestations
+		case c.Satisfies(p):
+			return im.find(ctx, im.repo.Digest(child.Digest.String()), p, depth-1)
+		default:
+			others = append(others, c.String())
 		}
-		return fault.Wrap(fault.RegistryDown, err, "image %s", reference)
-	case strings.Contains(err.Error(), "no child with platform"):
-		return fault.New(fault.ImagePlatform, "image %s has no variant for %s/%s", reference, p.OS, p.Architecture)
 	}
-	var network net.Error
-	if errors.As(err, &network) {
-		return fault.Wrap(fault.RegistryDown, err, "image %s", reference)
-	}
-	return fault.Wrap(fault.ImageInvalid, err, "image %s", reference)
+	return nil, fault.New(fault.ImagePlatform, "image %s has no variant for %s, only for %s", im.Reference, p.String(), strings.Join(others, ", "))
 }
 
-func (im *Image) read(p v1.Platform) error {
-	digest, err := im.image.Digest()
+// read takes what manifest and configuration say.
+func (im *Image) read(d *remote.Descriptor, p v1.Platform) error {
+	invalid := func(format string, args ...any) error {
+		return fault.New(fault.ImageInvalid, "image %s: %s", im.Reference, fmt.Sprintf(format, args...))
+	}
+	image, err := d.Image()
 	if err != nil {
-		return registryFault(err, im.Reference, p)
+		return fault.Wrap(fault.ImageInvalid, err, "image %s", im.Reference)
 	}
-	manifest, err := im.image.Manifest()
+	manifest, err := image.Manifest()
 	if err != nil {
-		return registryFault(err, im.Reference, p)
+		return fault.Wrap(fault.ImageInvalid, err, "image %s: its manifest", im.Reference)
 	}
-	if manifest.Config.Size > maxConfig {
-		return fault.New(fault.ImageInvalid, "image %s: its config is %d bytes, at most %d are read", im.Reference, manifest.Config.Size, maxConfig)
+	switch c := manifest.Config; {
+	case !c.MediaType.IsConfig():
+		return invalid("its config is a %q, so it holds something else than files", c.MediaType)
+	case c.Size > maxConfig:
+		return invalid("its config is %d bytes, at most %d are read", c.Size, maxConfig)
+	case len(manifest.Layers) > maxLayers:
+		return invalid("it has %d layers, at most %d are taken", len(manifest.Layers), maxLayers)
 	}
-	config, err := im.image.ConfigFile()
+	config, err := image.ConfigFile()
 	if err != nil {
-		return registryFault(err, im.Reference, p)
+		return registryFault(err, im.Reference)
 	}
-	// A single manifest is served whatever its platform is.
-	if config.Architecture != p.Architecture || config.OS != p.OS && config.OS != "" {
-		return fault.New(fault.ImagePlatform, "image %s is for %s/%s, this system runs %s/%s", im.Reference, config.OS, config.Architecture, p.OS, p.Architecture)
+	// A single manifest is served whatever its platform is. One that names none
+	// was made by a tool that did not care.
+	if config.OS != "" && config.OS != p.OS || config.Architecture != "" && config.Architecture != p.Architecture {
+		return fault.New(fault.ImagePlatform, "image %s is for %s/%s, not for %s", im.Reference, config.OS, config.Architecture, p.String())
 	}
-	if im.layers, err = im.image.Layers(); err != nil {
-		return registryFault(err, im.Reference, p)
+	if len(manifest.Layers) != len(config.RootFS.DiffIDs) {
+		return invalid("its manifest has %d layers, its config %d", len(manifest.Layers), len(config.RootFS.DiffIDs))
 	}
-	if len(im.layers) != len(config.RootFS.DiffIDs) {
-		return fault.New(fault.ImageInvalid, "image %s has %d layers and %d diff ids", im.Reference, len(im.layers), len(config.RootFS.DiffIDs))
+	if err := im.readLayers(manifest, config); err != nil {
+		return err
 	}
-	for _, l := range manifest.Layers {
-		if !l.MediaType.IsDistributable() || len(l.URLs) > 0 {
-			return fault.New(fault.ImageHostile, "image %s: layer %s must be fetched from elsewhere", im.Reference, l.Digest)
-		}
-		im.Compressed += l.Size
-	}
-	im.Digest = digest.String()
+	im.Digest, im.Layers = d.Digest.String(), len(im.layers)
 	c := config.Config
 	im.Config = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
+	return nil
+}
+
+func (im *Image) readLayers(manifest *v1.Manifest, config *v1.ConfigFile) error {
+	for i, l := range manifest.Layers {
+		diffID := config.RootFS.DiffIDs[i]
+		switch {
+		case len(l.URLs) > 0 || l.MediaType == types.DockerForeignLayer:
+			return fault.New(fault.ImageHostile, "image %s: layer %s must be fetched from elsewhere", im.Reference, l.Digest)
+		case l.Size < 0 || l.Digest.Algorithm != "sha256" || diffID.Algorithm != "sha256":
+			return fault.New(fault.ImageInvalid, "image %s: layer %d has no sha256 or no size", im.Reference, i+1)
+		}
+		im.layers = append(im.layers, layer{l.Digest, l.Size, diffID})
+		im.CompressedBytes += l.Size
+	}
 	return nil
 }
 
@@ -216,15 +238,15 @@ func (im *Image) ContentKey() string {
 // GuestSHA256 returns the digest of the guest that is put in.
 func (im *Image) GuestSHA256() string { return im.guest }
 
-func sumFile(path string) (string, error) {
+func sumFile(path string) (sum string, size int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
-	defer f.Close()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+	if size, err = io.Copy(h, f); err != nil {
+		return "", 0, err
 	}
-	return hex.EncodeToString(h.Sum(nil)), nil
+	return hex.EncodeToString(h.Sum(nil)), size, nil
 }

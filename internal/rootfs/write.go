@@ -1,19 +1,13 @@
 package rootfs
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
-	"strings"
-	"time"
 
-	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -22,13 +16,11 @@ import (
 )
 
 const (
-	// growth is how much larger an image's files may be than its layers, for the
-	// check before a build.
-	growth = 5
-	// align is what the size is a multiple of: virtio-pmem takes no other.
-	align    = 2 << 20
-	block    = 4096
+	// growth is how much larger an image's files are taken to be than its layers
+	// in the check before a build.
+	growth   = 3
 	headroom = 64 << 20
+	scratch  = "build-"
 )
 
 // Result is what was made.
@@ -38,52 +30,106 @@ type Result struct {
 	Entries   int64
 }
 
-// Tools returns the programs that WriteTo needs.
-func Tools() []string { return []string{"mke2fs", "resize2fs", "e2fsck"} }
+// FileBytes is an estimate of the file that WriteTo will make.
+func (im *Image) FileBytes() int64 { return im.CompressedBytes*growth + im.size + headroom }
 
-// WriteTo makes the ext4 image at path. The file appears whole or not at all.
+// WriteTo makes the ext4 image at path, a name on the work directory's
+// filesystem. The file appears whole or not at all, and nothing else remains.
+// Refusals besides Resolve's: fault.DiskFull, before anything is fetched if the
+// work directory cannot take the build; fault.ImageHostile for an entry that no
+// honest image has; fault.BuildFailed; fault.ToolMissing.
 func (im *Image) WriteTo(ctx context.Context, path string) (res Result, err error) {
-	if err := im.room(filepath.Dir(path)); err != nil {
+	// The layers, the tree made of them, and the file made of the tree.
+	if err := im.room(im.CompressedBytes + 2*im.FileBytes()); err != nil {
 		return res, err
 	}
-	scratch, err := os.MkdirTemp(im.req.WorkDir, "build-*")
+	dir, err := os.MkdirTemp(im.req.WorkDir, scratch+"*")
 	if err != nil {
 		return res, fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", im.req.WorkDir)
 	}
 	defer func() {
-		if late := os.RemoveAll(scratch); late != nil {
-			err = errors.Join(err, fault.Wrap(fault.DataDir, late, "scratch %s", scratch))
+		if late := os.RemoveAll(dir); late != nil {
+			err = errors.Join(err, fault.Wrap(fault.DataDir, late, "scratch %s", dir))
 		}
 	}()
-	t, err := im.unpack(ctx, filepath.Join(scratch, "tree"))
-	if err != nil {
+	if err := im.pull(ctx, dir); err != nil {
 		return res, err
 	}
-	im.tell(template.PhaseBuildingExt4, im.pulled())
-	if err := fail.Point("rootfs.before_mkfs"); err != nil {
+	file := filepath.Join(dir, "image.ext4")
+	if res.Entries, err = im.build(ctx, dir, file); err != nil {
 		return res, err
 	}
-	file := filepath.Join(scratch, "image.ext4")
-	if err := im.makeFS(ctx, file, filepath.Join(scratch, "tree"), t); err != nil {
+	if res.SHA256, res.SizeBytes, err = settle(file); err != nil {
+		return res, diskFault(err, dir)
+	}
+	if err := fail.Point("rootfs.before_rename"); err != nil {
 		return res, err
 	}
-	if res.SHA256, err = sumFile(file); err != nil {
-		return res, fault.Wrap(fault.BuildFailed, err, "reading the image back")
-	}
-	info, err := os.Stat(file)
-	if err == nil {
-		err = os.Rename(file, path)
-	}
-	if err != nil {
+	if err := os.Rename(file, path); err != nil {
 		return res, fault.Wrap(fault.BuildFailed, err, "image")
 	}
-	res.SizeBytes, res.Entries = info.Size(), t.entries
-	return res, nil
+	return res, syncDir(filepath.Dir(path))
 }
+
+// build lays the pulled layers out below dir and makes file of them.
+func (im *Image) build(ctx context.Context, dir, file string) (entries int64, err error) {
+	im.tell(template.PhaseUnpacking)
+	root := filepath.Join(dir, "tree")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return 0, diskFault(err, dir)
+	}
+	t, err := newTree(root, im.req.Limits)
+	if err != nil {
+		return 0, fault.Wrap(fault.BuildFailed, err, "scratch %s", dir)
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+	if err := im.unpack(ctx, dir, t); err != nil {
+		return 0, err
+	}
+	im.tell(template.PhaseBuildingExt4)
+	if err := fail.Point("rootfs.before_mkfs"); err != nil {
+		return 0, err
+	}
+	if err := im.room(t.bytes + headroom); err != nil {
+		return 0, err
+	}
+	return t.count, makeFS(ctx, root, file, im.ContentKey(), t.bytes, t.count)
+}
+
+// unpack applies the layers in order, each gone when no later one repeats it,
+// and then the guest.
+func (im *Image) unpack(ctx context.Context, dir string, t *tree) error {
+	last := map[string]int{}
+	for i, l := range im.layers {
+		last[l.digest.Hex] = i
+	}
+	for i, l := range im.layers {
+		if err := t.apply(ctx, blob(dir, l), l); err != nil {
+			return layerFault(err, im.Reference, i)
+		}
+		if last[l.digest.Hex] != i {
+			continue
+		}
+		if err := os.Remove(blob(dir, l)); err != nil {
+			return fault.Wrap(fault.BuildFailed, err, "scratch %s", dir)
+		}
+	}
+	if err := im.inject(t); err != nil {
+		return fmt.Errorf("image %s: guest: %w", im.Reference, diskFault(err, dir))
+	}
+	if err := t.finish(); err != nil {
+		return fault.Wrap(fault.BuildFailed, err, "image %s", im.Reference)
+	}
+	return nil
+}
+
+// Target returns a path for WriteTo in the work directory, which Sweep removes
+// if the process ends before the file was taken from there.
+func Target(workDir, name string) string { return filepath.Join(workDir, scratch+name+".ext4") }
 
 // Sweep removes what builds of an earlier process left in the work directory.
 func Sweep(workDir string) error {
-	left, err := filepath.Glob(filepath.Join(workDir, "build-*"))
+	left, err := filepath.Glob(filepath.Join(workDir, scratch+"*"))
 	if err != nil {
 		return err
 	}
@@ -94,165 +140,119 @@ func Sweep(workDir string) error {
 	return errors.Join(errs...)
 }
 
-func (im *Image) tell(phase template.Phase, p template.Pull) {
+func (im *Image) tell(phase template.Phase) {
 	if im.req.Progress != nil {
-		im.req.Progress(Event{phase, p})
+		im.req.Progress(Event{phase, im.CompressedBytes, im.CompressedBytes, im.Layers, im.Layers})
 	}
 }
 
-func (im *Image) pulled() template.Pull {
-	return template.Pull{TotalBytes: im.Compressed, DoneBytes: im.Compressed, TotalLayers: len(im.layers), DoneLayers: len(im.layers)}
-}
-
-// room refuses a build that the disk cannot take, before anything is fetched.
-func (im *Image) room(target string) error {
+// room refuses what the work directory cannot take.
+func (im *Image) room(need int64) error {
 	free := im.req.Free
 	if free == nil {
-		free = freeBytes
+		free = FreeBytes
 	}
-	need := im.Compressed*growth + headroom
-	for _, dir := range []string{im.req.WorkDir, target} {
-		have, err := free(dir)
-		if err != nil {
-			return fault.Wrap(fault.DataDir, err, "directory %s", dir)
-		}
-		if have < need {
-			return fault.New(fault.DiskFull, "image %s needs about %d MiB in %s, %d MiB are free", im.Reference, need>>20, dir, have>>20)
-		}
+	have, err := free(im.req.WorkDir)
+	if err != nil {
+		return fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", im.req.WorkDir)
 	}
-	return nil
+	return Room(im.Reference, im.req.WorkDir, need, have)
 }
 
-func freeBytes(dir string) (int64, error) {
+// Room returns fault.DiskFull when a directory has less free than an image
+// needs there.
+func Room(image, dir string, need, have int64) error {
+	if have >= need {
+		return nil
+	}
+	return &fault.Error{
+		Code:    fault.DiskFull,
+		Message: fmt.Sprintf("image %s: about %d bytes are needed in %s and %d are free", image, need, dir, have),
+		Remedy:  fmt.Sprintf("free %d MiB on the filesystem of %s, or choose another directory", (need-have)>>20+1, dir),
+	}
+}
+
+// FreeBytes returns what an unprivileged program may still write in dir.
+func FreeBytes(dir string) (int64, error) {
 	var s unix.Statfs_t
-	err := unix.Statfs(dir, &s)
-	return int64(s.Bavail) * s.Bsize, err
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	return int64(s.Bavail) * s.Bsize, nil
 }
 
-// unpack lays the layers and the guest out below dir.
-func (im *Image) unpack(ctx context.Context, dir string) (_ *tree, err error) {
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return nil, fault.Wrap(fault.DataDir, err, "scratch")
+// diskFault gives an error of the filesystem a code. Those that have one, and
+// the context's, stay.
+func diskFault(err error, dir string) error {
+	switch {
+	case err == nil || fault.Of(err) != fault.Bug:
+		return err
+	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
+		return fault.Wrap(fault.DiskFull, err, "%s", dir)
 	}
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return nil, fault.Wrap(fault.DataDir, err, "scratch")
-	}
-	defer func() { err = errors.Join(err, root.Close()) }()
-	config, err := im.image.ConfigFile()
-	if err != nil {
-		return nil, fault.Wrap(fault.ImageInvalid, err, "image %s", im.Reference)
-	}
-	t := &tree{root: root}
-	p := template.Pull{TotalBytes: im.Compressed, TotalLayers: len(im.layers)}
-	began := time.Now()
-	im.tell(template.PhasePulling, p)
-	for i, l := range im.layers {
-		err := t.apply(ctx, l, config.RootFS.DiffIDs[i], func(n int) {
-			p.DoneBytes += int64(n)
-			p.BytesPerSecond = int64(float64(p.DoneBytes) / max(0.001, time.Since(began).Seconds()))
-			im.tell(template.PhasePulling, p)
-		})
-		if err != nil {
-			return nil, im.layerFault(err, i)
-		}
-		p.DoneLayers++
-	}
-	if err := t.finish(); err != nil {
-		return nil, fault.Wrap(fault.ImageInvalid, err, "image %s", im.Reference)
-	}
-	im.tell(template.PhaseUnpacking, im.pulled())
-	return t, im.inject(root)
+	return fault.Wrap(fault.BuildFailed, err, "%s", dir)
 }
 
-func (im *Image) layerFault(err error, at int) error {
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+// settle brings a file to the disk and returns what is in it.
+func settle(path string) (sum string, size int64, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return "", 0, err
+	}
+	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+		return "", 0, err
+	}
+	return sumFile(path)
+}
+
+func syncDir(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return diskFault(err, path)
+	}
+	return diskFault(errors.Join(f.Sync(), f.Close()), path)
+}
+
+// inject puts the guest in, over whatever the image has in its place, and the
+// directories that the runtime mounts on.
+func (im *Image) inject(t *tree) error {
+	t.drop()
+	if err := removeAll(t.root, filepath.Dir(GuestPath)); err != nil {
 		return err
 	}
-	if fault.Of(err) == fault.Bug {
-		return registryFault(err, im.Reference, v1.Platform{OS: "linux", Architecture: runtime.GOARCH})
+	for _, d := range []struct {
+		name string
+		mode uint32
+	}{{filepath.Dir(GuestPath), 0o755}, {"proc", 0o755}, {"sys", 0o755}, {"dev", 0o755}, {"etc", 0o755}, {"tmp", 0o1777}} {
+		if kind, err := kindOf(t.root, d.name); err != nil || kind != 0 {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		if err := errors.Join(unix.Mkdirat(t.root, d.name, 0o700), unix.Fchmodat(t.root, d.name, d.mode, 0)); err != nil {
+			return err
+		}
+		t.times[d.name] = unix.Timespec{}
 	}
-	return fmt.Errorf("image %s, layer %d: %w", im.Reference, at+1, err)
+	return im.copyGuest(t)
 }
 
-// inject puts the guest in, over whatever the image has in its place.
-func (im *Image) inject(root *os.Root) (err error) {
-	dir := filepath.Dir(GuestPath)
-	if err := root.RemoveAll(dir); err != nil {
-		return fault.Wrap(fault.ImageInvalid, err, "image %s: %s", im.Reference, dir)
-	}
-	if err := root.Mkdir(dir, 0o755); err != nil {
-		return fault.Wrap(fault.BuildFailed, err, "guest")
-	}
+func (im *Image) copyGuest(t *tree) (err error) {
 	in, err := os.Open(im.req.GuestPath)
 	if err != nil {
 		return fault.Wrap(fault.ToolMissing, err, "templatecenter.guest_binary")
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	out, err := root.OpenFile(GuestPath, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	fd, err := unix.Openat(t.root, GuestPath, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return fault.Wrap(fault.BuildFailed, err, "guest")
-	}
-	_, err = io.Copy(out, in)
-	if err = errors.Join(err, out.Close()); err != nil {
-		return fault.Wrap(fault.BuildFailed, err, "guest")
-	}
-	// The runtime mounts on these, and the image may lack them.
-	for _, d := range []string{"proc", "sys", "dev", "tmp", "etc"} {
-		if _, err := root.Lstat(d); err != nil {
-			if err := root.Mkdir(d, 0o755); err != nil {
-				return fault.Wrap(fault.BuildFailed, err, "directory /%s", d)
-			}
-		}
-	}
-	return nil
-}
-
-// makeFS writes the tree into an ext4 file of its size.
-func (im *Image) makeFS(ctx context.Context, file, dir string, t *tree) error {
-	// Each entry takes at most an inode, a partly filled block and its name.
-	size := (t.bytes+t.entries*(block+512))*11/10 + headroom
-	if info, err := os.Stat(im.req.GuestPath); err == nil {
-		size += info.Size()
-	}
-	size = (size + align - 1) / align * align
-	key := im.ContentKey()
-	uuid := fmt.Sprintf("%s-%s-%s-%s-%s", key[:8], key[8:12], key[12:16], key[16:20], key[20:32])
-	steps := [][]string{
-		{"mke2fs", "-q", "-F", "-t", "ext4", "-b", fmt.Sprint(block), "-O", "^has_journal", "-m", "0", "-N", fmt.Sprint(t.entries + 1024), "-U", uuid, "-E", "lazy_itable_init=0,hash_seed=" + uuid, "-d", dir, file, fmt.Sprintf("%dk", size>>10)},
-		{"resize2fs", "-M", file},
-	}
-	for _, s := range steps {
-		if err := tool(ctx, s...); err != nil {
-			return err
-		}
-	}
-	info, err := os.Stat(file)
-	if err == nil {
-		err = os.Truncate(file, (info.Size()+align-1)/align*align)
-	}
-	if err != nil {
-		return fault.Wrap(fault.BuildFailed, err, "image")
-	}
-	if err := tool(ctx, "resize2fs", file); err != nil {
 		return err
 	}
-	return tool(ctx, "e2fsck", "-fn", file)
-}
-
-func tool(ctx context.Context, args ...string) error {
-	c := exec.CommandContext(ctx, args[0], args[1:]...)
-	c.Env = append(os.Environ(), "SOURCE_DATE_EPOCH=0")
-	out, err := c.CombinedOutput()
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return ctx.Err()
-	case errors.Is(err, exec.ErrNotFound):
-		return fault.Wrap(fault.ToolMissing, err, "%s", args[0])
-	case bytes.Contains(out, []byte("No space left")):
-		return fault.New(fault.DiskFull, "%s: %s", args[0], strings.TrimSpace(string(out)))
+	out := os.NewFile(uintptr(fd), GuestPath)
+	n, err := io.Copy(out, in)
+	if err = errors.Join(err, out.Chmod(0o755), out.Close()); err != nil {
+		return err
 	}
-	return fault.Wrap(fault.BuildFailed, fmt.Errorf("%w: %s", err, bytes.TrimSpace(out)), "%s", args[0])
+	t.bytes, t.count = t.bytes+n, t.count+2
+	return setTime(t.root, GuestPath, unix.Timespec{})
 }

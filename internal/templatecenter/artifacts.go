@@ -3,8 +3,8 @@ package templatecenter
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -15,6 +15,9 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
+// removeWait is how long a delete waits for a build of the same bytes.
+const removeWait = 5 * time.Second
+
 // serveDownload hands out an artifact's bytes, whole or in part. An error is
 // never a 200: a client would store its words as an image.
 func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
@@ -23,7 +26,12 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		serve.WriteError(w, r, err)
 		return
 	}
-	data, info, err := c.keep.Open(r.Context(), objectKey(a.ID))
+	keep, err := c.bytes()
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	data, info, err := keep.Open(r.Context(), objectKey(a.ID))
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
@@ -39,6 +47,7 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(&counted{w, c}, r, "", info.Modified, data)
 }
 
+// counted counts the bytes of an answer.
 type counted struct {
 	http.ResponseWriter
 	c *Center
@@ -46,7 +55,7 @@ type counted struct {
 
 func (w *counted) Write(b []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(b)
-	w.c.metrics.bytes.Add(float64(n))
+	w.c.metrics.bytes.WithLabelValues("served").Add(float64(n))
 	return n, err
 }
 
@@ -64,17 +73,16 @@ func (c *Center) admitted(r *http.Request) (a template.Artifact, err error) {
 	if given == "" {
 		return a, fault.New(fault.TokenRejected, "download of artifact %s", id)
 	}
-	err = c.db.View(r.Context(), func(tx *store.Tx) (err error) {
-		a, err = templatedb.GetArtifact(r.Context(), tx, template.ArtifactID(id))
-		return err
-	})
+	a, found, err := c.row(r.Context(), template.ArtifactID(id))
 	switch {
 	case err != nil:
 		return a, err
-	case a.State != template.ArtifactReady:
-		return a, fault.New(fault.ArtifactNotFound, "artifact %s is %s", id, a.State)
+	case !found:
+		return a, fault.New(fault.ArtifactNotFound, "artifact %q", id)
 	case a.Token == "" || !auth.EqualSecret(given, a.Token):
 		return a, fault.New(fault.TokenRejected, "download of artifact %s", id)
+	case a.State != template.ArtifactReady:
+		return a, fault.New(fault.ArtifactNotFound, "artifact %s is %s", id, a.State)
 	}
 	return a, nil
 }
@@ -87,6 +95,9 @@ func (c *Center) serveDelete(w http.ResponseWriter, r *http.Request) {
 		err = template.CheckID(req.ArtifactID)
 	}
 	if err == nil {
+		_, err = c.bytes()
+	}
+	if err == nil {
 		err = c.delete(r.Context(), template.ArtifactID(req.ArtifactID))
 	}
 	if err != nil {
@@ -97,37 +108,36 @@ func (c *Center) serveDelete(w http.ResponseWriter, r *http.Request) {
 }
 
 // delete removes an artifact that the master has released: its hosts are clean.
+// One that it did not release is fault.StateConflict; while a build of the same
+// bytes runs it is fault.BuildInProgress.
 func (c *Center) delete(ctx context.Context, id template.ArtifactID) error {
-	var a template.Artifact
-	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
-		a, err = templatedb.GetArtifact(ctx, tx, id)
-		return err
+	locked, err := c.db.WithLock(ctx, lockOf(id), removeWait, func(ctx context.Context) error {
+		a, found, err := c.row(ctx, id)
+		switch {
+		case err != nil || !found:
+			return err
+		case a.State != template.ArtifactDeleting:
+			return fault.New(fault.StateConflict, "artifact %s is %s, not released", id, a.State)
+		}
+		return c.remove(ctx, a)
 	})
-	if errors.Is(err, fault.ArtifactNotFound) {
-		return nil
+	if err == nil && !locked {
+		err = fault.New(fault.BuildInProgress, "artifact %s is being built", id)
 	}
-	if err != nil {
-		return err
-	}
-	if a.State != template.ArtifactDeleting {
-		return fault.New(fault.StateConflict, "artifact %s is %s, not released", id, a.State)
-	}
-	if err := c.keep.Remove(ctx, objectKey(id)); err != nil {
-		return err
-	}
-	return c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.RemoveArtifact(ctx, tx, a) })
+	return err
 }
 
-// sweep ends jobs that nobody reported on for too long: their builder has
-// ended without a word. It is the one case where this service writes a job.
-func (c *Center) sweep(ctx context.Context) {
-	_, err := c.db.WithLock(ctx, "tc_reconcile_v1", 0, func(ctx context.Context) error {
-		t := c.cfg.TemplateCenter
-		return errors.Join(
-			c.endStalled(ctx, template.JobQueued, t.PendingStaleAfter),
-			c.endStalled(ctx, template.JobBuilding, t.RunningStaleAfter))
-	})
-	if err != nil && ctx.Err() == nil {
-		c.log.WarnContext(ctx, "sweep of stalled jobs", slog.String("error", err.Error()))
+// remove removes the bytes of an artifact in deleting and then its row. When
+// the bytes cannot be removed the row says why and waits to be released again.
+// The caller holds the artifact's lock.
+func (c *Center) remove(ctx context.Context, a template.Artifact) error {
+	if failed := c.keep.Remove(ctx, objectKey(a.ID)); failed != nil {
+		a.Error = failed.Error()
+		err := c.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
+			_, err := templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactKept)
+			return err
+		})
+		return errors.Join(failed, err)
 	}
+	return c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.RemoveArtifact(ctx, tx, a) })
 }

@@ -1,6 +1,7 @@
 package templatecenter
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,15 +11,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/logs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
@@ -29,163 +31,225 @@ import (
 )
 
 const (
-	maxBody      = 1 << 20
-	reportEvery  = 800 * time.Millisecond // of pull progress
-	heartbeat    = 10 * time.Second       // in every phase
-	lockPoll     = 2 * time.Second
-	callTime     = 10 * time.Second
-	progressTry  = 2
-	outcomeTries = 12
+	maxBody  = 1 << 20
+	lockPoll = time.Second // between two looks whether an equal build has ended
+	// makeTries bounds how often a build begins anew because its artifact was
+	// being deleted under it.
+	makeTries = 3
 )
 
-var tracer = otel.Tracer("paddock/templatecenter")
-
-// progress is what each phase counts as; it only grows.
-var progress = map[template.Phase]int{
-	template.PhasePulling: 5, template.PhaseUnpacking: 20, template.PhaseBuildingExt4: 40, template.PhaseStoring: 60,
-}
+func tracer() trace.Tracer { return otel.Tracer("paddock/templatecenter") }
 
 // serveBuild takes a job in. It waits its turn behind those that came before.
 func (c *Center) serveBuild(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.TCBuildRequest
-	if err := serve.ReadJSON(r, maxBody, &req); err != nil {
-		serve.WriteError(w, r, err)
-		return
+	err := serve.ReadJSON(r, maxBody, &req)
+	if err == nil {
+		err = c.accept(r.Context(), req)
 	}
-	if err := c.accept(r.Context(), req); err != nil {
+	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
 	serve.WriteJSON(w, http.StatusOK, cubeapi.TCAnswer{Status: "accepted", JobID: req.JobID})
 }
 
+// accept refuses what is not a job of the master's: fault.InvalidInput for a
+// request that differs from the stored one, fault.JobNotFound for a job that is
+// not there or not active, fault.BuildInProgress for one that is in hand.
 func (c *Center) accept(ctx context.Context, req cubeapi.TCBuildRequest) error {
+	if _, err := c.bytes(); err != nil {
+		return err
+	}
 	if err := template.CheckID(req.JobID); err != nil {
 		return err
 	}
-	err := c.db.View(ctx, func(tx *store.Tx) error {
-		j, err := templatedb.GetJob(ctx, tx, template.JobID(req.JobID))
-		if err == nil && j.State != template.JobQueued && j.State != template.JobBuilding {
-			err = fault.New(fault.StateConflict, "job %s is %s", j.ID, j.State)
-		}
+	var j template.Job
+	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
+		j, err = templatedb.GetJob(ctx, tx, template.JobID(req.JobID))
 		return err
 	})
-	if err != nil {
+	switch {
+	case err != nil:
+		return err
+	case j.State != template.JobQueued && j.State != template.JobBuilding:
+		return fault.New(fault.JobNotFound, "job %s is %s, not to be built", j.ID, j.State)
+	case string(j.TemplateID) != req.TemplateID:
+		return fault.New(fault.InvalidInput, "job %s is of template %s, not %q", j.ID, j.TemplateID, req.TemplateID)
+	}
+	if err := sameRequest(j, req.Request); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.building[req.JobID] {
-		return nil // the first answer was lost; the job is in hand
-	}
-	if c.running.Err() != nil {
-		return fault.New(fault.PeerUnavailable, "template centre: it stops")
-	}
-	c.building[req.JobID] = true
-	c.metrics.queued.Inc()
-	c.builds.Go(func() {
-		defer c.forget(req.JobID)
-		c.build(telemetry.Join(logs.WithRequestID(c.running, req.Request.RequestID), req.Trace), req)
-	})
-	return nil
+	return c.queue.add(req)
 }
 
-func (c *Center) forget(jobID string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.building, jobID)
-	c.metrics.queued.Dec()
+// sameRequest refuses a request that is not the one that the job stored:
+// whoever calls must not choose what a known job builds.
+func sameRequest(j template.Job, given cubeapi.FromImageRequest) error {
+	var stored cubeapi.FromImageRequest
+	if err := json.Unmarshal(j.Request, &stored); err != nil {
+		return fault.Wrap(fault.Bug, err, "job %s: its stored request", j.ID)
+	}
+	var texts [2][]byte
+	for i, r := range []cubeapi.FromImageRequest{stored, given} {
+		r.RegistryUsername, r.RegistryPassword = "", ""
+		b, err := json.Marshal(r)
+		if err != nil {
+			return fault.Wrap(fault.InvalidInput, err, "request of job %s", j.ID)
+		}
+		texts[i] = b
+	}
+	if !bytes.Equal(texts[0], texts[1]) {
+		return fault.New(fault.InvalidInput, "the request is not the one that job %s stored", j.ID)
+	}
+	return nil
 }
 
 // build does one job and tells how it ended, whatever happens.
 func (c *Center) build(ctx context.Context, req cubeapi.TCBuildRequest) {
-	ctx, span := tracer.Start(ctx, "template.image.build", trace.WithAttributes(attribute.String("job_id", req.JobID)))
+	ctx = telemetry.Join(logs.WithRequestID(ctx, req.Request.RequestID), req.Trace)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ctx, span := tracer().Start(ctx, "template.image.build", trace.WithAttributes(attribute.String("job_id", req.JobID), attribute.String("template_id", req.TemplateID)))
 	defer span.End()
-	t := &teller{c: c, jobID: req.JobID}
-	stopBeat := t.beat(ctx)
-	done, err := c.turn(ctx, req, t)
-	stopBeat()
+	began := time.Now()
+	t := c.newTeller(ctx, req.JobID, cancel)
+	err := c.run(ctx, req, t)
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause // why it was cancelled says more
+	}
+	t.close()
 	outcome := "built"
 	if err != nil {
 		outcome = fault.Of(err).Name
 		span.RecordError(err)
-		done = c.failure(err)
+		span.SetStatus(codes.Error, outcome)
+		t.failed(c.failure(ctx, err))
 	}
-	c.metrics.ended.WithLabelValues(outcome).Inc()
-	t.end(ctx, done)
+	c.metrics.build.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
+	if err := c.board.Clear(context.WithoutCancel(ctx), template.JobID(req.JobID)); err != nil {
+		c.log.DebugContext(ctx, "progress board", slog.String("error", err.Error()))
+	}
 }
 
 // failure is how the master is told. The words of an internal error stay in
 // the log.
-func (c *Center) failure(err error) cubeapi.JobReport {
-	code := fault.Of(err)
+func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
 	switch {
 	case errors.Is(err, context.Canceled):
-		code, err = fault.BuildFailed, fault.New(fault.BuildFailed, "the template centre stopped")
+		err = fault.New(fault.BuildCancelled, "the template centre stopped")
 	case errors.Is(err, context.DeadlineExceeded):
-		code, err = fault.Deadline, fault.New(fault.Deadline, "build within %s", c.cfg.TemplateCenter.BuildTimeout)
+		err = fault.New(fault.Deadline, "build within templatecenter.build_timeout %s", c.cfg.TemplateCenter.BuildTimeout)
 	}
-	c.log.Warn("build failed", slog.String("code", code.Name), slog.String("error", err.Error()))
-	return cubeapi.JobReport{Status: cubeapi.StatusFailed, ErrorCode: code.Name, ErrorMessage: err.Error()}
+	d := fault.Describe(err)
+	c.log.WarnContext(ctx, "build failed", slog.String("code", d.Code), slog.String("error", err.Error()))
+	return cubeapi.JobReport{Status: cubeapi.StatusFailed, ErrorCode: d.Code, ErrorMessage: d.Message}
 }
 
-// turn waits for a builder and builds.
-func (c *Center) turn(ctx context.Context, req cubeapi.TCBuildRequest, t *teller) (cubeapi.JobReport, error) {
-	select {
-	case c.queue <- struct{}{}:
-		defer func() { <-c.queue }()
-	case <-ctx.Done():
-		return cubeapi.JobReport{}, ctx.Err()
+// run resolves the image, and finds or makes its artifact while no other build
+// of equal bytes does, in the whole system. It returns when the master knows.
+func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller) error {
+	if err := ctx.Err(); err != nil {
+		return err // it never had its turn
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.TemplateCenter.BuildTimeout)
 	defer cancel()
-	t.phase(template.PhasePulling, template.Pull{})
+	t.phase(template.PhasePulling)
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
 		Reference: req.Request.SourceImageRef, Auth: rootfs.Auth{Username: req.Request.RegistryUsername, Password: req.Request.RegistryPassword},
 		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: c.cfg.TemplateCenter.GuestBinary, WorkDir: c.cfg.TemplateCenter.WorkDir,
-		Progress: func(e rootfs.Event) { t.phase(e.Phase, e.Pull) },
+		Progress: t.event, Free: c.free,
 	})
 	if err != nil {
-		return cubeapi.JobReport{}, err
+		return err
 	}
 	spec, err := specOf(req.Request, im)
 	if err != nil {
-		return cubeapi.JobReport{}, err
+		return err
 	}
 	t.identify(im.Digest, spec)
-	var done cubeapi.JobReport
+	id := template.ArtifactIDOf(im.ContentKey())
 	for {
-		// One build of equal bytes at a time, in the whole system: the others
-		// find its artifact.
-		locked, err := c.db.WithLock(ctx, "tc_build_"+im.ContentKey(), 0, func(ctx context.Context) (err error) {
-			done, err = c.make(ctx, req, im, spec, t)
-			if err == nil {
-				// Still under the lock: the next in line must find the row.
-				err = t.built(ctx, done)
-			}
-			return err
-		})
+		locked, err := c.db.WithLock(ctx, lockOf(id), 0, func(ctx context.Context) error { return c.settle(ctx, req, im, spec, t) })
 		if err != nil || locked {
-			return done, err
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return done, ctx.Err()
+			return ctx.Err()
 		case <-time.After(lockPoll):
 		}
 	}
 }
 
+// lockOf names the lock of an artifact's bytes: who makes or removes them has it.
+func lockOf(id template.ArtifactID) string { return "tc_build_" + string(id) }
+
+// settle makes the artifact and tells of it. It runs under the lock until the
+// master has the row: the next in line must find it.
+func (c *Center) settle(ctx context.Context, req cubeapi.TCBuildRequest, im *rootfs.Image, spec string, t *teller) error {
+	for try := 1; ; try++ {
+		done, err := c.make(ctx, req, im, t)
+		if err != nil {
+			return err
+		}
+		done.TemplateID, done.SpecFingerprint = req.TemplateID, spec
+		t.close()
+		if err = t.built(done); err == nil {
+			return nil
+		}
+		// An artifact that is being deleted cannot be used: the next round removes
+		// it and makes it anew.
+		if again := errors.Is(err, fault.StateConflict) && c.deleting(ctx, template.ArtifactID(done.ArtifactID)); again && try < makeTries {
+			continue
+		}
+		c.disown(ctx, done, err)
+		return err
+	}
+}
+
+func (c *Center) deleting(ctx context.Context, id template.ArtifactID) bool {
+	a, found, err := c.row(ctx, id)
+	return err == nil && found && a.State == template.ArtifactDeleting
+}
+
+// disown removes bytes that the master refused to register. When it could not
+// be asked they stay: it may have the row and only the answer was lost.
+func (c *Center) disown(ctx context.Context, done cubeapi.JobReport, why error) {
+	if done.Reused || fault.Of(why).Class.Retry {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+	defer cancel()
+	if _, found, err := c.row(ctx, template.ArtifactID(done.ArtifactID)); err != nil || found {
+		return // the sweep looks again
+	}
+	if err := c.keep.Remove(ctx, done.ObjectKey); err != nil {
+		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", done.ArtifactID), slog.String("error", err.Error()))
+	}
+}
+
+func (c *Center) row(ctx context.Context, id template.ArtifactID) (a template.Artifact, found bool, err error) {
+	err = c.db.View(ctx, func(tx *store.Tx) (err error) {
+		a, err = templatedb.GetArtifact(ctx, tx, id)
+		return err
+	})
+	if errors.Is(err, fault.ArtifactNotFound) {
+		return a, false, nil
+	}
+	return a, err == nil, err
+}
+
 // make finds or makes the artifact of im.
-func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootfs.Image, spec string, t *teller) (cubeapi.JobReport, error) {
+func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootfs.Image, t *teller) (cubeapi.JobReport, error) {
 	key := im.ContentKey()
 	id := template.ArtifactIDOf(key)
 	done := cubeapi.JobReport{
-		Status: cubeapi.StatusBuilt, TemplateID: req.TemplateID, ArtifactID: string(id), ContentKey: key, SourceImageDigest: im.Digest, SpecFingerprint: spec,
+		Status: cubeapi.StatusBuilt, ArtifactID: string(id), ContentKey: key, SourceImageDigest: im.Digest,
 		StorageBackend: c.keep.Backend(), ObjectKey: objectKey(id), Ext4Path: c.keep.Location(objectKey(id)),
 		ImageConfig: &cubeapi.ImageConfig{Entrypoint: im.Config.Entrypoint, Cmd: im.Config.Cmd, Env: im.Config.Env, WorkingDir: im.Config.WorkingDir, User: im.Config.User},
 	}
-	have, err := c.reusable(ctx, key)
+	have, err := c.reusable(ctx, id)
 	if err != nil {
 		return done, err
 	}
@@ -193,35 +257,57 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 		done.Ext4SHA256, done.Ext4SizeBytes, done.Reused = have.SHA256, have.SizeBytes, true
 		return done, nil
 	}
-	file := c.target(req.JobID)
+	if err := c.storeRoom(ctx, im); err != nil {
+		return done, err
+	}
+	file := rootfs.Target(c.cfg.TemplateCenter.WorkDir, req.JobID)
 	defer func() { _ = os.Remove(file) }() // gone already when the store took it
 	res, err := im.WriteTo(ctx, file)
 	if err != nil {
 		return done, err
 	}
-	t.phase(template.PhaseStoring, template.Pull{})
+	t.phase(template.PhaseStoring)
+	if err := fail.Point("templatecenter.before_store"); err != nil {
+		return done, err
+	}
 	if err := c.keep.Put(ctx, objectKey(id), file); err != nil {
 		return done, err
 	}
+	c.metrics.bytes.WithLabelValues("stored").Add(float64(res.SizeBytes))
 	done.Ext4SHA256, done.Ext4SizeBytes = res.SHA256, res.SizeBytes
-	return done, nil
+	return done, fail.Point("templatecenter.after_store")
+}
+
+// storeRoom refuses a build whose outcome the store cannot take, before it
+// begins.
+func (c *Center) storeRoom(ctx context.Context, im *rootfs.Image) error {
+	where := c.keep.Location("")
+	free, err := c.keep.Free(ctx)
+	if c.free != nil && c.keep.Backend() == "dir" {
+		free, err = c.free(where)
+	}
+	if err != nil {
+		return fault.Wrap(fault.StoreUnavailable, err, "artifact store %s", where)
+	}
+	return rootfs.Room(im.Reference, where, im.FileBytes(), free)
 }
 
 func objectKey(id template.ArtifactID) string { return string(id) + ".ext4" }
 
-// reusable returns a ready artifact of these bytes whose bytes are there. When
-// the store cannot tell, the build fails: nothing is rebuilt on a guess.
-func (c *Center) reusable(ctx context.Context, key string) (*template.Artifact, error) {
-	var a template.Artifact
-	var found bool
-	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
-		a, found, err = templatedb.ArtifactByContentKey(ctx, tx, key)
-		return err
-	})
-	if err != nil || !found || a.State != template.ArtifactReady {
+// reusable returns a ready artifact whose bytes are there. When the store
+// cannot tell, the build fails: nothing is rebuilt on a guess. An artifact that
+// is on its way out goes now.
+func (c *Center) reusable(ctx context.Context, id template.ArtifactID) (*template.Artifact, error) {
+	a, found, err := c.row(ctx, id)
+	switch {
+	case err != nil || !found:
 		return nil, err
+	case a.State == template.ArtifactDeleting:
+		return nil, c.remove(ctx, a)
+	case a.State != template.ArtifactReady:
+		return nil, nil
 	}
-	info, err := c.keep.Stat(ctx, objectKey(a.ID))
+	info, err := c.keep.Stat(ctx, objectKey(id))
 	if errors.Is(err, fault.ArtifactNotFound) || err == nil && info.Size != a.SizeBytes {
 		return nil, nil
 	}
@@ -244,122 +330,4 @@ func specOf(r cubeapi.FromImageRequest, im *rootfs.Image) (string, error) {
 		ImageDigest: im.Digest, GuestSHA256: im.GuestSHA256(), WritableLayerSize: r.WritableLayerSize, ExposedPorts: strings.Join(words, ":"),
 		InstanceType: r.InstanceType, NetworkType: r.NetworkType, Overrides: string(overrides),
 	}), nil
-}
-
-// teller tells the master how a job goes: each phase when it begins, the pull
-// now and then, and a sign of life in between.
-type teller struct {
-	c     *Center
-	jobID string
-
-	mu      sync.Mutex
-	now     cubeapi.JobReport
-	current template.Phase
-	began   time.Time
-	sent    time.Time
-	told    bool
-	wake    chan struct{}
-}
-
-// phase notes where the build stands.
-func (t *teller) phase(p template.Phase, pull template.Pull) {
-	t.mu.Lock()
-	fresh := p != t.current
-	if fresh {
-		if t.current != "" {
-			t.c.metrics.phase.WithLabelValues(string(t.current)).Observe(time.Since(t.began).Seconds())
-		}
-		t.current, t.began = p, time.Now()
-		t.now.Status, t.now.Phase, t.now.Progress = cubeapi.StatusRunning, cubeapi.Word(p), progress[p]
-	}
-	if pull.TotalBytes > 0 {
-		t.now.PullTotalBytes, t.now.PullDoneBytes, t.now.PullTotalLayers, t.now.PullDoneLayers, t.now.PullBytesPerSecond = pull.TotalBytes, pull.DoneBytes, pull.TotalLayers, pull.DoneLayers, pull.BytesPerSecond
-	}
-	due := fresh || time.Since(t.sent) > reportEvery
-	wake := t.wake
-	t.mu.Unlock()
-	if due && wake != nil {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
-}
-
-func (t *teller) identify(digest, spec string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.now.SourceImageDigest, t.now.SpecFingerprint = digest, spec
-}
-
-// beat reports until the returned function is called, which waits for the
-// last report to be out.
-func (t *teller) beat(ctx context.Context) (stop func()) {
-	t.wake = make(chan struct{}, 1)
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(heartbeat)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			case <-t.wake:
-			}
-			t.mu.Lock()
-			report := t.now
-			t.sent = time.Now()
-			t.mu.Unlock()
-			if report.Status == "" {
-				continue // still waiting for a builder: the row says so
-			}
-			// A lost report is made good by the next.
-			if err := t.send(ctx, report, progressTry); err != nil && ctx.Err() == nil {
-				t.c.log.WarnContext(ctx, "progress not told", slog.String("job_id", t.jobID), slog.String("error", err.Error()))
-			}
-		}
-	}()
-	return func() { cancel(); <-ended }
-}
-
-// built tells of the artifact, and that it was told.
-func (t *teller) built(ctx context.Context, r cubeapi.JobReport) error {
-	err := t.send(ctx, r, outcomeTries)
-	t.told = err == nil
-	return err
-}
-
-// end tells the outcome, unless it was told. On a context of its own: a
-// cancelled build must still be told of.
-func (t *teller) end(ctx context.Context, r cubeapi.JobReport) {
-	if t.told {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
-	defer cancel()
-	if err := t.send(ctx, r, outcomeTries); err != nil {
-		t.c.log.ErrorContext(ctx, "outcome of a build not told; the sweep will end its job", slog.String("job_id", t.jobID), slog.String("error", err.Error()))
-	}
-}
-
-// send reports, and again while the master may only be away for a moment.
-func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error {
-	pause := 200 * time.Millisecond
-	for try := 1; ; try++ {
-		bounded, cancel := context.WithTimeout(ctx, callTime)
-		err := t.c.report.Job(bounded, t.jobID, r)
-		cancel()
-		if err == nil || try == tries || !fault.Of(err).Class.Retry && !errors.Is(err, fault.Bug) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(pause):
-			pause = min(2*pause, 5*time.Second)
-		}
-	}
 }

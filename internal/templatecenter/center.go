@@ -8,16 +8,17 @@ package templatecenter
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/artifact"
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -26,9 +27,11 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+	"github.com/paddock-dev/paddock/internal/template"
 )
 
 // keeper is where bytes are kept.
@@ -37,13 +40,21 @@ type keeper interface {
 	Open(ctx context.Context, key string) (io.ReadSeekCloser, artifact.Info, error)
 	Stat(ctx context.Context, key string) (artifact.Info, error)
 	Remove(ctx context.Context, key string) error
-	named
+	accounted
 }
 
-// named is what artifact rows keep of a store.
-type named interface {
+// accounted is what is asked of a store beside its bytes.
+type accounted interface {
 	Backend() string
 	Location(key string) string
+	Free(ctx context.Context) (int64, error)
+	List(ctx context.Context, each func(key string, i artifact.Info) error) error
+}
+
+// Board shows how far pulls are to whoever looks. Losing it breaks nothing.
+type Board interface {
+	Put(ctx context.Context, id template.JobID, p template.Pull) error
+	Clear(ctx context.Context, id template.JobID) error
 }
 
 // Deps are what a template centre needs.
@@ -52,64 +63,96 @@ type Deps struct {
 	Store   *store.Store
 	Log     *slog.Logger
 	Metrics *prometheus.Registry
+	// Board may be nil: then it is the Redis of the configuration, if any.
+	Board Board
+	// Free returns the bytes free in a directory; nil asks the system.
+	Free func(dir string) (int64, error)
 }
 
-// Center is the service. Make one with Open.
+// Center is the service.
 type Center struct {
 	cfg     config.Config
 	db      *store.Store
 	log     *slog.Logger
-	keep    keeper
 	report  *cubeapi.ReportClient
-	queue   chan struct{} // as many as may build at once
+	board   Board
+	free    func(dir string) (int64, error)
 	metrics metrics
 	handler http.Handler
+	queue   *queue
 	ready   atomic.Bool
 
-	mu       sync.Mutex
-	building map[string]bool // by job
-	builds   sync.WaitGroup
-	running  context.Context
-	stop     context.CancelFunc
+	opened sync.Mutex
+	keep   keeper
+	work   *os.File // locked while the work directory is ours
+	closes []io.Closer
 }
 
-type metrics struct {
-	phase  *prometheus.HistogramVec
-	ended  *prometheus.CounterVec
-	queued prometheus.Gauge
-	bytes  prometheus.Counter
-}
-
-// Open prepares the directories, removes what an earlier process left half
-// done, and returns the service.
-func Open(d Deps) (*Center, error) {
+// New returns a template centre. It does no I/O: Open or Run does.
+func New(d Deps) (*Center, error) {
 	c := &Center{
-		cfg: d.Config, db: d.Store, log: d.Log,
-		report:   cubeapi.NewReportClient(d.Config.Master.Addr, d.Config.Auth.CallbackToken.Reveal()),
-		queue:    make(chan struct{}, d.Config.TemplateCenter.MaxConcurrentBuilds),
-		building: map[string]bool{},
-		metrics: metrics{
-			phase:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_build_phase_seconds", Help: "Duration of each phase of a build.", Buckets: prometheus.ExponentialBuckets(0.05, 2, 14)}, []string{"phase"}),
-			ended:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_builds_total", Help: "Builds by outcome."}, []string{"outcome"}),
-			queued: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_open", Help: "Builds that wait or run."}),
-			bytes:  prometheus.NewCounter(prometheus.CounterOpts{Name: "paddock_artifact_bytes_total", Help: "Bytes of artifacts handed out."}),
-		},
+		cfg: d.Config, db: d.Store, log: d.Log, board: d.Board, free: d.Free,
+		report:  cubeapi.NewReportClient(d.Config.Master.Addr, d.Config.Auth.CallbackToken.Reveal()),
+		metrics: newMetrics(d.Metrics),
 	}
-	c.running, c.stop = context.WithCancel(context.Background())
-	d.Metrics.MustRegister(c.metrics.phase, c.metrics.ended, c.metrics.queued, c.metrics.bytes)
-	work := d.Config.TemplateCenter.WorkDir
-	if err := os.MkdirAll(work, 0o700); err != nil {
-		return nil, fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work)
+	if c.board == nil && d.Config.Redis.Addr != "" {
+		r := progress.NewRedis(d.Config.Redis)
+		c.board, c.closes = r, append(c.closes, r)
 	}
-	if err := rootfs.Sweep(work); err != nil {
-		return nil, fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work)
+	if c.board == nil {
+		c.board = &progress.Memory{}
 	}
-	var err error
-	if c.keep, err = openStore(d.Config.ArtifactStore); err != nil {
-		return nil, err
-	}
+	c.queue = newQueue(d.Config.TemplateCenter.MaxConcurrentBuilds, &c.metrics, c.build)
 	c.handler = c.routes(d.Metrics)
 	return c, nil
+}
+
+// Open is New, and prepares the directories at once, so that a bad one is told
+// before anything is served: fault.DataDir, fault.DataDirLocked,
+// fault.ToolMissing.
+func Open(d Deps) (*Center, error) {
+	c, err := New(d)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.open()
+}
+
+// open makes the directories, takes the work directory for this process, and
+// removes what an earlier one left half done there. It does so once.
+func (c *Center) open() (err error) {
+	c.opened.Lock()
+	defer c.opened.Unlock()
+	if c.keep != nil {
+		return nil
+	}
+	work := c.cfg.TemplateCenter.WorkDir
+	if err := os.MkdirAll(work, 0o700); err != nil {
+		return fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work)
+	}
+	if c.work, err = lockDir(work); err != nil {
+		return err
+	}
+	if err := rootfs.Sweep(work); err != nil {
+		return errors.Join(fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work), c.work.Close())
+	}
+	if c.keep, err = openStore(c.cfg.ArtifactStore); err != nil {
+		return errors.Join(err, c.work.Close())
+	}
+	return nil
+}
+
+// lockDir keeps two processes from sweeping each other's builds. The lock ends
+// with the process, however it ends.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", dir)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fault.Wrap(fault.DataDirLocked, err, "templatecenter.work_dir %s", dir), f.Close())
+	}
+	return f, nil
 }
 
 func openStore(a config.ArtifactStore) (keeper, error) {
@@ -119,7 +162,7 @@ func openStore(a config.ArtifactStore) (keeper, error) {
 	return artifact.OpenDir(a.Dir)
 }
 
-// Handler serves the HTTP face.
+// Handler serves the HTTP face. Requests before Open or Run are refused.
 func (c *Center) Handler() http.Handler { return c.handler }
 
 func (c *Center) routes(reg *prometheus.Registry) http.Handler {
@@ -133,9 +176,35 @@ func (c *Center) routes(reg *prometheus.Registry) http.Handler {
 	return serve.NewMiddleware("templatecenter", c.log, reg).Wrap(mux)
 }
 
-// Run sweeps stalled jobs until ctx ends. Then running builds are cancelled,
-// and it returns when each has told the master.
+// bytes returns the store, or fault.PeerUnavailable while it is not open.
+func (c *Center) bytes() (keeper, error) {
+	c.opened.Lock()
+	defer c.opened.Unlock()
+	if c.keep == nil {
+		return nil, fault.New(fault.PeerUnavailable, "template centre: it starts")
+	}
+	return c.keep, nil
+}
+
+// Run sweeps until ctx ends. Then builds that wait or run are cancelled, and it
+// returns when each has told the master, or could not within ten seconds. The
+// centre takes no work afterwards.
 func (c *Center) Run(ctx context.Context) error {
+	if err := c.open(); err != nil {
+		return err
+	}
+	c.sweepUntil(ctx)
+	c.queue.stop()
+	var errs []error
+	for _, one := range append(c.closes, c.work) {
+		errs = append(errs, one.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// sweepUntil sweeps each interval, and looks for the hosts each second until
+// they were read once.
+func (c *Center) sweepUntil(ctx context.Context) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for next := time.Now(); ; {
@@ -148,9 +217,7 @@ func (c *Center) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			c.stop()
-			c.builds.Wait()
-			return nil
+			return
 		case <-tick.C:
 		}
 	}
@@ -177,7 +244,25 @@ func (c *Center) serveHealth(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, status, answer)
 }
 
-// target is where a build writes before the store takes it.
-func (c *Center) target(jobID string) string {
-	return filepath.Join(c.cfg.TemplateCenter.WorkDir, jobID+".ext4")
+type metrics struct {
+	phase   *prometheus.HistogramVec
+	build   *prometheus.HistogramVec
+	waiting prometheus.Gauge
+	running prometheus.Gauge
+	bytes   *prometheus.CounterVec
+	stalled prometheus.Counter
+}
+
+func newMetrics(reg *prometheus.Registry) metrics {
+	seconds := prometheus.ExponentialBuckets(0.05, 2, 15)
+	m := metrics{
+		phase:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_build_phase_seconds", Help: "Duration of each phase of a build.", Buckets: seconds}, []string{"phase"}),
+		build:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_build_seconds", Help: "Duration of builds by outcome, from their turn to their end.", Buckets: seconds}, []string{"outcome"}),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_waiting", Help: "Builds that wait for their turn."}),
+		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_running", Help: "Builds that run."}),
+		bytes:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_artifact_bytes_total", Help: "Bytes of artifacts: stored, and served to hosts."}, []string{"direction"}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{Name: "paddock_jobs_stalled_total", Help: "Jobs that a sweep ended."}),
+	}
+	reg.MustRegister(m.phase, m.build, m.waiting, m.running, m.bytes, m.stalled)
+	return m
 }

@@ -1,0 +1,141 @@
+package templatecenter
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/artifact"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+const (
+	sweepLock  = "tc_reconcile_v1"
+	sweepLimit = 200
+	sweepTime  = 5 * time.Minute
+	// deletingAfter is how long an artifact may wait in deleting for the
+	// master's call before the sweep does it.
+	deletingAfter = 5 * time.Minute
+	// orphanAfter is how old bytes without a row must be. It is far longer than
+	// the time between storing bytes and their registration.
+	orphanAfter = time.Hour
+)
+
+// sweep repairs what a builder left that ended without a word. One process
+// does it at a time.
+func (c *Center) sweep(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, sweepTime)
+	defer cancel()
+	t := c.cfg.TemplateCenter
+	_, err := c.db.WithLock(ctx, sweepLock, 0, func(ctx context.Context) error {
+		return errors.Join(
+			c.endStalled(ctx, template.JobQueued, t.PendingStaleAfter),
+			c.endStalled(ctx, template.JobBuilding, t.RunningStaleAfter),
+			c.finishDeletes(ctx),
+			c.removeOrphans(ctx))
+	})
+	if err != nil && !errors.Is(err, context.Canceled) {
+		c.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
+	}
+}
+
+// endStalled fails the jobs in state that did not change for that long, by the
+// database's clock, the longest first. It is the one case where this service
+// writes a job. Those that this process has in hand are alive: they only wait.
+func (c *Center) endStalled(ctx context.Context, state template.JobState, after time.Duration) error {
+	var old []template.Job
+	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
+		old, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{state}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, j := range old {
+		if c.queue.has(string(j.ID)) {
+			continue
+		}
+		j.Error, j.ErrorCode = fault.New(fault.BuildStalled, "job %s: nobody reported in phase %s for over %s", j.ID, j.Phase, after).Error(), fault.BuildStalled.Name
+		err := c.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobStalled)
+			return err
+		})
+		switch {
+		case errors.Is(err, fault.VersionConflict): // somebody reported meanwhile
+		case err != nil:
+			errs = append(errs, err)
+		default:
+			c.metrics.stalled.Inc()
+			c.log.WarnContext(ctx, "stalled job ended", slog.String("job_id", string(j.ID)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// finishDeletes removes artifacts whose delete was asked for and got lost.
+func (c *Center) finishDeletes(ctx context.Context) error {
+	var old []template.Artifact
+	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
+		old, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactDeleting}, ChangedBefore: tx.Now.Add(-deletingAfter), Limit: sweepLimit})
+		return err
+	})
+	errs := []error{err}
+	for _, a := range old {
+		if err := c.delete(ctx, a.ID); !errors.Is(err, fault.StateConflict) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var objectForm = regexp.MustCompile(`^rfs-[0-9a-f]{24}\.ext4$`)
+
+// removeOrphans removes bytes that no row names: their builder ended between
+// storing and telling.
+func (c *Center) removeOrphans(ctx context.Context) error {
+	var old []string
+	err := c.keep.List(ctx, func(key string, i artifact.Info) error {
+		if objectForm.MatchString(key) && time.Since(i.Modified) > orphanAfter {
+			old = append(old, key)
+		}
+		return nil
+	})
+	errs := []error{err}
+	for _, key := range old {
+		errs = append(errs, c.removeOrphan(ctx, key))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Center) removeOrphan(ctx context.Context, key string) error {
+	id := template.ArtifactID(strings.TrimSuffix(key, ".ext4"))
+	if _, found, err := c.row(ctx, id); err != nil || found {
+		return err
+	}
+	// Somebody may be making it right now; whoever has the lock decides.
+	_, err := c.db.WithLock(ctx, lockOf(id), 0, func(ctx context.Context) error {
+		if _, found, err := c.row(ctx, id); err != nil || found {
+			return err
+		}
+		if i, err := c.keep.Stat(ctx, key); err != nil || time.Since(i.Modified) <= orphanAfter {
+			return ignoreAbsent(err)
+		}
+		c.log.WarnContext(ctx, "bytes in no book are removed", slog.String("key", key))
+		return c.keep.Remove(ctx, key)
+	})
+	return err
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, fault.ArtifactNotFound) {
+		return nil
+	}
+	return err
+}
