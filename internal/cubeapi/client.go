@@ -12,8 +12,12 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
+
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/platform/logs"
 )
 
 // caller sends JSON to one role and rebuilds its faults.
@@ -45,6 +49,10 @@ func (c caller) request(ctx context.Context, method, path string, body io.Reader
 		r.Header.Set("Content-Type", kind)
 	}
 	r.Header.Set(c.header, c.secret)
+	if id := logs.RequestID(ctx); id != "" {
+		r.Header.Set(HeaderRequestID, id)
+	}
+	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(r.Header))
 	answer, err := c.http.Do(r)
 	if err != nil {
 		if ctx.Err() != nil {

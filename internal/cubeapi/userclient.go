@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -35,6 +36,27 @@ func (c *Client) Job(ctx context.Context, id string) (*Job, error) {
 	return a.Job, err
 }
 
+// BuildStatus returns how a job stands, in the form of the E2B clients.
+func (c *Client) BuildStatus(ctx context.Context, id string) (BuildStatusAnswer, error) {
+	var a BuildStatusAnswer
+	err := c.call(ctx, http.MethodGet, strings.Replace(PathBuildStatus, "{build_id}", url.PathEscape(id), 1), nil, &a)
+	return a, err
+}
+
+// Artifact returns what is known of an artifact, without its bytes.
+func (c *Client) Artifact(ctx context.Context, id string) (*Artifact, error) {
+	var a JobAnswer
+	if err := c.call(ctx, http.MethodGet, PathRootfsArtifact+"?artifact_id="+url.QueryEscape(id), nil, &a); err != nil || a.Job == nil {
+		return nil, err
+	}
+	return a.Job.Artifact, nil
+}
+
+// Health reports whether the master answers at all.
+func (c *Client) Health(ctx context.Context) error {
+	return c.call(ctx, http.MethodGet, PathMasterHealth, nil, nil)
+}
+
 // Templates returns all templates, newest first.
 func (c *Client) Templates(ctx context.Context) ([]Template, error) {
 	var a TemplateListAnswer
@@ -57,7 +79,7 @@ func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
 // SetAlias gives a template an alias, or clears it when alias is empty.
 func (c *Client) SetAlias(ctx context.Context, name, alias string) (Template, error) {
 	var a TemplateAnswer
-	err := c.call(ctx, http.MethodPut, PathTemplate+"/"+url.PathEscape(name)+"/alias", AliasRequest{alias}, &a)
+	err := c.call(ctx, http.MethodPut, strings.Replace(PathAlias, "{template_id}", url.PathEscape(name), 1), AliasRequest{alias}, &a)
 	return a.Template, err
 }
 

@@ -4,10 +4,11 @@ import (
 	"strings"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-// The wire's words. Upper case exists here only.
+// The words of a job's status. Upper case exists in this file only.
 const (
 	StatusPending = "PENDING"
 	StatusRunning = "RUNNING"
@@ -26,28 +27,63 @@ var JobStatus = map[template.JobState]string{
 	template.JobFailed:       StatusFailed,
 }
 
+// JobStatesOf returns the states that a status stands for, in the order of the
+// machine; none for a word that is no status.
+func JobStatesOf(word string) []template.JobState {
+	var states []template.JobState
+	for _, s := range template.Jobs.States() {
+		if JobStatus[s] == word {
+			states = append(states, s)
+		}
+	}
+	return states
+}
+
+// Words is a two-way table between our constants and the wire's words. It is
+// immutable.
+type Words[S ~string] struct {
+	what string
+	out  map[S]string
+	in   map[string]S
+}
+
+// upper makes the table whose words are the constants in upper case.
+func upper[S ~string](what string, constants ...S) Words[S] {
+	w := Words[S]{what, map[S]string{}, map[string]S{}}
+	for _, c := range constants {
+		w.out[c], w.in[Word(c)] = Word(c), c
+	}
+	return w
+}
+
+// Word returns the word of c.
+func (w Words[S]) Word(c S) string { return w.out[c] }
+
+// Of returns the constant that word stands for, or fault.InvalidInput.
+func (w Words[S]) Of(word string) (S, error) {
+	c, ok := w.in[word]
+	if !ok {
+		return "", fault.New(fault.InvalidInput, "%s %q", w.what, word)
+	}
+	return c, nil
+}
+
+// The tables.
+var (
+	TemplateStatus = upper("template status", template.Definitions.States()...)
+	ArtifactStatus = upper("artifact status", template.Artifacts.States()...)
+	ReplicaPhase   = upper("replica phase", template.Replicas.States()...)
+	SandboxStatus  = upper("sandbox status", sandbox.Machine.States()...)
+	Phases         = upper("phase", template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
+		template.PhaseDistributing, template.PhaseRegistering, template.PhaseReady)
+	Operations = upper("operation", template.OpCreate)
+)
+
 // Word writes a state, phase or operation as the wire does.
 func Word[S ~string](s S) string { return strings.ToUpper(string(s)) }
 
-var phases = map[string]template.Phase{}
-
-func init() {
-	for _, p := range []template.Phase{
-		template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
-		template.PhaseDistributing, template.PhaseRegistering, template.PhaseReady,
-	} {
-		phases[Word(p)] = p
-	}
-}
-
 // PhaseOf reads a phase, or refuses an unknown one with fault.InvalidInput.
-func PhaseOf(word string) (template.Phase, error) {
-	p, ok := phases[word]
-	if !ok {
-		return "", fault.New(fault.InvalidInput, "phase %q", word)
-	}
-	return p, nil
-}
+func PhaseOf(word string) (template.Phase, error) { return Phases.Of(word) }
 
 // ReplicaStatus maps a replica's state to the wire's two words: what is not
 // ready has failed or may still.

@@ -40,6 +40,7 @@ var (
 	BuildFailed      = code("build_failed", Internal, 0, "making the root filesystem failed", "read the job's error; `paddock tpl status --job-id` shows it")
 	BuildCancelled   = code("build_cancelled", Unavailable, 0, "the build was stopped before its end", "submit the image again")
 	BuildStalled     = code("build_stalled", Unavailable, 0, "nobody reported on the job for too long; its builder has probably ended", "submit the image again")
+	CredentialsLost  = code("credentials_lost", Unavailable, 0, "the master that had the registry's credentials ended before a builder took them; they are never stored", "submit the image again")
 	BuildInProgress  = code("attempt_in_progress", Conflict, 0, "another job works on this template", "wait for it, or watch it with `paddock tpl watch`")
 	AliasInvalid     = code("alias_invalid", Invalid, 0, "an alias is 1-64 of a-z, 0-9 and -, begins with a letter or digit, and not with tpl- or snap-", "choose another alias")
 	AliasTaken       = code("alias_taken", Conflict, 0, "another template has that alias", "choose another alias, or move it with `paddock tpl alias`")

@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"regexp"
+	"slices"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -16,9 +17,17 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const progressBuilt = 65
+// What the template centre's phases count as ends where the master's begin.
+const (
+	progressStored = 60
+	progressBuilt  = 65
+)
 
-// serveReport takes the template centre's word of a job.
+// centerPhases are those that the template centre may report.
+var centerPhases = []template.Phase{template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring}
+
+// serveReport takes the template centre's word of a job. Fields that it does
+// not know are dropped.
 func (m *Master) serveReport(w http.ResponseWriter, r *http.Request) {
 	var rep cubeapi.JobReport
 	err := serve.ReadJSON(r, maxBody, &rep)
@@ -33,44 +42,106 @@ func (m *Master) serveReport(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Master) report(ctx context.Context, id template.JobID, rep cubeapi.JobReport) error {
+	if err := checkReport(rep); err != nil {
+		return err
+	}
 	switch rep.Status {
-	case cubeapi.StatusRunning:
+	case "", cubeapi.StatusRunning:
 		return m.reportProgress(ctx, id, rep)
 	case cubeapi.StatusBuilt:
 		if err := m.reportBuilt(ctx, id, rep); err != nil {
 			return err
 		}
+		if err := m.step("master.built.after_commit"); err != nil {
+			return err
+		}
 		m.resumeSoon(ctx, id)
-		return fail.Point("master.built.after_commit")
+		return nil
 	case cubeapi.StatusFailed:
 		return m.reportFailed(ctx, id, rep)
 	}
-	return fault.New(fault.InvalidInput, "status %q of job %s", rep.Status, id)
+	return fault.New(fault.InvalidInput, "status %q of job %s: only RUNNING, BUILT and FAILED are reported", rep.Status, id)
+}
+
+var (
+	hexForm    = regexp.MustCompile(`^[0-9a-f]{64}$`)
+	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// checkReport refuses values that no report of this system has.
+func checkReport(r cubeapi.JobReport) error {
+	switch {
+	case r.Progress < 0 || r.Progress > 100:
+		return fault.New(fault.InvalidInput, "progress %d", r.Progress)
+	case r.PullTotalBytes < 0 || r.PullDoneBytes < 0 || r.PullTotalLayers < 0 || r.PullDoneLayers < 0 || r.PullBytesPerSecond < 0:
+		return fault.New(fault.InvalidInput, "a pull counter is under 0")
+	case r.SourceImageDigest != "" && !digestForm.MatchString(r.SourceImageDigest):
+		return fault.New(fault.InvalidInput, "source_image_digest %.80q", r.SourceImageDigest)
+	case r.SpecFingerprint != "" && !hexForm.MatchString(r.SpecFingerprint):
+		return fault.New(fault.InvalidInput, "template_spec_fingerprint %.80q", r.SpecFingerprint)
+	case len(r.ErrorCode) > 64:
+		return fault.New(fault.InvalidInput, "error_code has %d characters", len(r.ErrorCode))
+	}
+	return nil
+}
+
+// over is what a report that comes too late meets: a word that repeats the
+// outcome, or that is behind it, is acknowledged; one that would change the
+// outcome is not.
+func over(j template.Job, asked string) error {
+	if j.State.Active() || cubeapi.JobStatus[j.State] == asked {
+		return nil
+	}
+	return fault.New(fault.StateConflict, "job %s is %s, %s is refused", j.ID, cubeapi.JobStatus[j.State], asked)
+}
+
+func building(s template.JobState) bool {
+	return s == template.JobQueued || s == template.JobBuilding
 }
 
 func (m *Master) reportProgress(ctx context.Context, id template.JobID, rep cubeapi.JobReport) error {
-	phase, err := cubeapi.PhaseOf(rep.Phase)
-	if err != nil {
-		return err
+	var phase template.Phase
+	if rep.Phase != "" {
+		var err error
+		if phase, err = cubeapi.PhaseOf(rep.Phase); err != nil {
+			return err
+		}
+		if !slices.Contains(centerPhases, phase) {
+			return fault.New(fault.InvalidInput, "phase %q is not the template centre's to report", rep.Phase)
+		}
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	err := m.update(ctx, func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		if j.State != template.JobQueued && j.State != template.JobBuilding {
-			return nil // late word of a build that is over
+		if !building(j.State) {
+			return over(j, cubeapi.StatusRunning) // late word of a build that is over
 		}
-		enter(&j, phase, rep.Progress, tx)
+		// Reports may overtake each other: an older one changes no phase.
+		if progress := min(rep.Progress, progressStored); phase != "" && progress >= j.Progress {
+			enter(&j, phase, progress, tx)
+		}
 		if rep.PullTotalBytes > 0 {
 			j.Pull = template.Pull{TotalBytes: rep.PullTotalBytes, DoneBytes: rep.PullDoneBytes, TotalLayers: rep.PullTotalLayers, DoneLayers: rep.PullDoneLayers, BytesPerSecond: rep.PullBytesPerSecond}
 		}
-		if rep.SourceImageDigest != "" {
-			j.Digest, j.Spec = rep.SourceImageDigest, rep.SpecFingerprint
-		}
+		identify(&j, rep)
 		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobStarted)
 		return err
 	})
+	if err == nil {
+		m.forget(id)
+	}
+	return err
+}
+
+func identify(j *template.Job, rep cubeapi.JobReport) {
+	if rep.SourceImageDigest != "" {
+		j.Digest = rep.SourceImageDigest
+	}
+	if rep.SpecFingerprint != "" {
+		j.Spec = rep.SpecFingerprint
+	}
 }
 
 // enter notes that a job is in phase. Progress only grows.
@@ -84,22 +155,30 @@ func enter(j *template.Job, phase template.Phase, progress int, tx *store.Tx) {
 	j.Phase, j.Progress = phase, min(100, max(j.Progress, progress))
 }
 
+// reportFailed ends a job that was still being built. One that is built is the
+// master's: the template centre may have missed the answer to its BUILT.
 func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeapi.JobReport) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	err := m.update(ctx, func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(ctx, tx, id)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if j.State == template.JobFailed {
+		case j.State == template.JobFailed:
 			return nil
+		case !building(j.State):
+			return fault.New(fault.StateConflict, "job %s is %s, %s is refused", j.ID, cubeapi.JobStatus[j.State], rep.Status)
 		}
-		if !j.State.Active() {
-			return fault.New(fault.StateConflict, "job %s is %s", id, j.State)
+		j.Error, j.ErrorCode = clip(rep.ErrorMessage), rep.ErrorCode
+		if j.ErrorCode == "" {
+			j.ErrorCode = fault.BuildFailed.Name
 		}
-		j.Error, j.ErrorCode = rep.ErrorMessage, rep.ErrorCode
 		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
 		return err
 	})
+	if err == nil {
+		m.forget(id)
+	}
+	return err
 }
 
 // reportBuilt registers the artifact and moves the job on, in one transaction,
@@ -113,39 +192,50 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	err = m.update(ctx, func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(ctx, tx, jobID)
 		if err != nil {
 			return err
 		}
 		switch {
 		case string(j.TemplateID) != rep.TemplateID:
-			return fault.New(fault.InvalidInput, "job %s is of template %s, the report of %s", j.ID, j.TemplateID, rep.TemplateID)
+			return fault.New(fault.InvalidInput, "job %s is of template %s, the report of %q", j.ID, j.TemplateID, rep.TemplateID)
 		case j.State == template.JobFailed:
-			return fault.New(fault.StateConflict, "job %s has failed", j.ID)
-		case j.State != template.JobQueued && j.State != template.JobBuilding:
+			return over(j, cubeapi.StatusBuilt)
+		case !building(j.State) && string(j.ArtifactID) != rep.ArtifactID:
+			return fault.New(fault.StateConflict, "job %s built artifact %s, the report says %s", j.ID, j.ArtifactID, rep.ArtifactID)
+		case !building(j.State):
 			return nil
 		}
 		if err := register(ctx, tx, j, rep); err != nil {
 			return err
 		}
 		enter(&j, template.PhaseStoring, progressBuilt, tx)
-		j.Digest, j.Spec, j.ArtifactID, j.Result = rep.SourceImageDigest, rep.SpecFingerprint, template.ArtifactID(rep.ArtifactID), result
+		identify(&j, rep)
+		j.ArtifactID, j.Result = template.ArtifactID(rep.ArtifactID), result
 		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobBuilt)
 		return err
 	})
+	if err == nil {
+		m.forget(jobID)
+	}
+	return err
 }
 
 // checkBuilt refuses a report that cannot be of this system: it decides what
 // hosts will start from.
 func checkBuilt(r cubeapi.JobReport) error {
 	switch {
-	case template.CheckID(r.ArtifactID) != nil || len(r.ContentKey) != 64 || r.ArtifactID != string(template.ArtifactIDOf(r.ContentKey)):
-		return fault.New(fault.InvalidInput, "artifact %q does not belong to content key %q", r.ArtifactID, r.ContentKey)
-	case len(r.Ext4SHA256) != 64 || r.Ext4SizeBytes <= 0:
-		return fault.New(fault.InvalidInput, "artifact %s: sha256 or size is missing", r.ArtifactID)
-	case r.StorageBackend == "" || r.ObjectKey == "":
-		return fault.New(fault.InvalidInput, "artifact %s: its store is missing", r.ArtifactID)
+	case !hexForm.MatchString(r.ContentKey) || r.ArtifactID != string(template.ArtifactIDOf(r.ContentKey)):
+		return fault.New(fault.InvalidInput, "artifact %.80q does not belong to content key %.80q", r.ArtifactID, r.ContentKey)
+	case !hexForm.MatchString(r.Ext4SHA256) || r.Ext4SizeBytes <= 0:
+		return fault.New(fault.InvalidInput, "artifact %s: sha256 %.80q, %d bytes", r.ArtifactID, r.Ext4SHA256, r.Ext4SizeBytes)
+	case r.StorageBackend != "dir" && r.StorageBackend != "s3":
+		return fault.New(fault.InvalidInput, "artifact %s: storage_backend %.80q", r.ArtifactID, r.StorageBackend)
+	case r.ObjectKey == "" || len(r.ObjectKey) > 1024:
+		return fault.New(fault.InvalidInput, "artifact %s: object_key of %d characters", r.ArtifactID, len(r.ObjectKey))
+	case r.SourceImageDigest == "" || r.SpecFingerprint == "":
+		return fault.New(fault.InvalidInput, "artifact %s: source_image_digest or template_spec_fingerprint is missing", r.ArtifactID)
 	}
 	return nil
 }
@@ -155,35 +245,33 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 	a, err := templatedb.GetArtifact(ctx, tx, template.ArtifactID(rep.ArtifactID))
 	if errors.Is(err, fault.ArtifactNotFound) {
 		a, err = templatedb.AddArtifact(ctx, tx, template.Artifact{ID: template.ArtifactID(rep.ArtifactID), ContentKey: rep.ContentKey, ImageRef: j.ImageRef, Digest: rep.SourceImageDigest, Token: id.Secret("", 16)})
+		if errors.Is(err, fault.Exists) {
+			return fault.VersionConflict // another build of these bytes registered them meanwhile: look again
+		}
 	}
 	if err != nil {
 		return err
 	}
-	for a.State != template.ArtifactReady {
-		event := map[template.ArtifactState]template.ArtifactEvent{
-			template.ArtifactBuilding: template.OnArtifactStored,
-			template.ArtifactFailed:   template.OnArtifactClaimed,
-			template.ArtifactCleanup:  template.OnArtifactClaimed,
-		}[a.State]
-		if event == "" {
-			return fault.New(fault.StateConflict, "artifact %s is being removed", a.ID)
+	describe := func() {
+		a.SHA256, a.SizeBytes, a.Backend, a.Location, a.Error = rep.Ext4SHA256, rep.Ext4SizeBytes, rep.StorageBackend, rep.ObjectKey, ""
+		if c := rep.ImageConfig; c != nil {
+			a.ImageConfig = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
 		}
-		describe(&a, rep)
-		if a, err = templatedb.MoveArtifact(ctx, tx, a, event); err != nil {
+	}
+	switch a.State {
+	case template.ArtifactReady:
+		if a.SHA256 == rep.Ext4SHA256 {
+			return nil
+		}
+	case template.ArtifactFailed, template.ArtifactCleanup:
+		if a, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactClaimed); err != nil {
 			return err
 		}
+	case template.ArtifactDeleting:
+		// Its bytes go, or have gone: nothing may be made ready on them.
+		return fault.New(fault.StateConflict, "artifact %s is being removed", a.ID)
 	}
-	if a.SHA256 == rep.Ext4SHA256 {
-		return nil
-	}
-	describe(&a, rep)
+	describe()
 	_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactStored)
 	return err
-}
-
-func describe(a *template.Artifact, rep cubeapi.JobReport) {
-	a.SHA256, a.SizeBytes, a.Backend, a.Location = rep.Ext4SHA256, rep.Ext4SizeBytes, rep.StorageBackend, rep.ObjectKey
-	if c := rep.ImageConfig; c != nil {
-		a.ImageConfig = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
-	}
 }

@@ -6,15 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/hostpb"
-	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
@@ -28,8 +30,19 @@ import (
 const (
 	defaultMilliCPU = 1000
 	defaultMem      = 512 << 20
+	minMilliCPU     = 10
 	minMem          = 64 << 20
-	hostCall        = 15 * time.Second
+
+	// Beyond any host, so that sums never overflow; what is only beyond the
+	// fleet is told by the scheduler.
+	maxMilliCPU = 100_000_000
+	maxMem      = 1 << 50
+
+	hostCall = 15 * time.Second
+
+	// runtimeTries is how many hosts a sandbox that does not start is tried on:
+	// the image may be the cause, and then every host would be asked in vain.
+	runtimeTries = 2
 
 	// The delay between attempts grows by a random factor of 1 to 1.8
 	// (spec/scheduling 6.3).
@@ -45,7 +58,10 @@ type plan struct {
 	writable int64
 	command  []string
 	envs     map[string]string
+	ports    []int32
 	row      sandbox.Sandbox
+
+	workingDir, user string
 }
 
 func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
@@ -84,22 +100,33 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	defer cancel()
 	p, err := m.begin(ctx, req)
 	if err != nil {
+		return p.row, host.Facts{}, nil, m.inTime(ctx, err)
+	}
+	if err := m.step("master.create.after_row"); err != nil {
 		return p.row, host.Facts{}, nil, err
 	}
 	f, made, err := m.place(ctx, p)
 	if err == nil {
-		err = fail.Point("master.create.after_host")
-	}
-	if err == nil {
+		if err := m.step("master.create.after_host"); err != nil {
+			return p.row, f, nil, err
+		}
 		p.row.IP = made.GetIp()
 		err = m.move(ctx, &p.row, sandbox.OnStarted)
 	}
 	if err != nil {
 		m.abandon(ctx, p.row, err)
-		return p.row, f, nil, err
+		return p.row, f, nil, m.inTime(ctx, err)
 	}
 	m.fleet.ledger.Confirm(p.row.ID, p.row.ChangedAt)
 	return p.row, f, made, nil
+}
+
+// inTime words what went wrong because the time of a create was up.
+func (m *Master) inTime(ctx context.Context, err error) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fault.Wrap(fault.Deadline, err, "create within %s", m.cfg.Master.CreateTimeout)
+	}
+	return err
 }
 
 // begin resolves the template and stores the sandbox, in one transaction that
@@ -112,8 +139,11 @@ func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*
 	if name == "" {
 		return &plan{}, fault.New(fault.InvalidInput, "template_id is missing")
 	}
+	if err := checkCreate(req); err != nil {
+		return &plan{}, err
+	}
 	p := &plan{req: req}
-	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
+	err := m.update(ctx, func(tx *store.Tx) (err error) {
 		if p.template, err = templatedb.Resolve(ctx, tx, name); err != nil {
 			return err
 		}
@@ -132,34 +162,57 @@ func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*
 	return p, err
 }
 
-// merge lays the request over its template.
-func (p *plan) merge() error {
-	var t cubeapi.FromImageRequest
-	if err := json.Unmarshal(p.template.Request, &t); err != nil {
-		return fault.Wrap(fault.Bug, err, "request of template %s", p.template.ID)
+// checkCreate refuses what no template can make right.
+func checkCreate(r cubeapi.SandboxCreateRequest) error {
+	all := []cubeapi.KeyValue{}
+	for k, v := range r.Envs {
+		all = append(all, cubeapi.KeyValue{Key: k, Value: v})
 	}
-	var err error
+	for _, c := range r.Containers {
+		all = append(all, c.Envs...)
+	}
+	return checkEnvs(&cubeapi.ContainerOverride{Envs: all})
+}
+
+// merge lays the request over its template: the environment of the image, of
+// the template, of the request, the later one counting; resources as the
+// template says, else as the request does.
+func (p *plan) merge() error {
+	t, err := keptOf(p.template.Request)
+	if err != nil {
+		return err
+	}
 	if p.writable, err = sandbox.Bytes(t.WritableLayerSize, "Gi"); err != nil {
 		return err
 	}
-	var asked *cubeapi.Quantity
-	p.envs = map[string]string{}
-	if o := t.Overrides; o != nil {
-		p.command = append(append([]string{}, o.Command...), o.Args...)
-		for _, e := range o.Envs {
+	p.envs, p.workingDir, p.user = map[string]string{}, p.artifact.WorkingDir, p.artifact.User
+	for _, kv := range p.artifact.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			p.envs[k] = v
+		}
+	}
+	add := func(list []cubeapi.KeyValue) {
+		for _, e := range list {
 			p.envs[e.Key] = e.Value
 		}
 	}
+	if o := t.Overrides; o != nil {
+		p.command = slices.Concat(o.Command, o.Args)
+		if o.WorkingDir != "" {
+			p.workingDir = o.WorkingDir
+		}
+		add(o.Envs)
+	}
+	var asked *cubeapi.Quantity
 	for i, c := range p.req.Containers {
 		if i == 0 {
 			asked = c.Resources
 		}
-		for _, e := range c.Envs {
-			p.envs[e.Key] = e.Value
-		}
+		add(c.Envs)
 	}
-	for k, v := range p.req.Envs {
-		p.envs[k] = v
+	maps.Copy(p.envs, p.req.Envs)
+	for _, port := range t.ExposedPorts {
+		p.ports = append(p.ports, int32(port)) //nolint:gosec // checked at submit: 1 to 65535
 	}
 	res, err := resources(t.Overrides, asked, p.writable)
 	if err != nil {
@@ -197,10 +250,17 @@ func resources(o *cubeapi.ContainerOverride, asked *cubeapi.Quantity, disk int64
 			}
 		}
 	}
-	if res.MilliCPU < 10 || res.MemBytes < minMem {
-		return res, fault.New(fault.InvalidInput, "a sandbox needs at least 10m CPU and %d MiB memory", minMem>>20)
+	if res.MilliCPU < minMilliCPU || res.MilliCPU > maxMilliCPU || res.MemBytes < minMem || res.MemBytes > maxMem {
+		return res, fault.New(fault.InvalidInput, "%dm CPU and %d bytes of memory: a sandbox has %dm to %dm CPU and 64Mi to 1Pi memory", res.MilliCPU, res.MemBytes, minMilliCPU, maxMilliCPU)
 	}
 	return res, nil
+}
+
+// attempts is what one create has tried so far.
+type attempts struct {
+	full    int // hosts that had no room after all
+	runtime int // hosts on which it did not start
+	last    error
 }
 
 // place chooses hosts until one makes the sandbox, none is left, or time is up.
@@ -209,25 +269,24 @@ func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbo
 	for _, s := range p.req.Scope {
 		r.Scope = append(r.Scope, host.ID(s))
 	}
-	delay := firstDelay
-	var last error
-	for {
+	var tried attempts
+	for delay := firstDelay; ; delay = min(maxDelay, time.Duration(float64(delay)*(1+0.8*rand.Float64()))) {
 		f, err := m.choose(ctx, r)
 		if err != nil {
-			if last != nil {
-				err = errors.Join(err, last)
-			}
-			return host.Facts{}, nil, err
+			return host.Facts{}, nil, tried.explain(err)
 		}
 		p.row.HostID = f.ID
 		if err := m.move(ctx, &p.row, sandbox.OnCharged); err != nil {
+			return f, nil, err
+		}
+		if err := m.step("master.create.after_charge"); err != nil {
 			return f, nil, err
 		}
 		made, err := m.callCreate(ctx, p, f)
 		if err == nil {
 			return f, made, nil
 		}
-		if !elsewhere(err) || ctx.Err() != nil {
+		if ctx.Err() != nil || !tried.elsewhere(err) {
 			return f, nil, err
 		}
 		m.log.InfoContext(ctx, "sandbox placed anew", slog.String("sandbox_id", string(p.row.ID)), slog.String("host_id", string(f.ID)), slog.String("error", err.Error()))
@@ -235,25 +294,47 @@ func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbo
 		if err := m.bounce(ctx, p, f.ID); err != nil {
 			return f, nil, err
 		}
-		last = err
 		r.Exclude = append(r.Exclude, f.ID)
 		select {
 		case <-ctx.Done():
-			return f, nil, errors.Join(ctx.Err(), last)
+			return f, nil, errors.Join(ctx.Err(), err)
 		case <-time.After(delay):
-			delay = min(maxDelay, time.Duration(float64(delay)*(1+0.8*rand.Float64())))
 		}
 	}
 }
 
-// elsewhere reports whether another host may do what one could not.
-func elsewhere(err error) bool {
-	for _, c := range []*fault.Code{fault.HostFull, fault.HostUnreachable, fault.ArtifactNotFound, fault.RuntimeFailed, fault.GuestUnreachable, fault.DataDir, fault.DiskFull} {
-		if errors.Is(err, c) {
-			return true
-		}
+// elsewhere notes why a host did not make it and reports whether another host
+// may (facts/scheduler-and-sandbox 1.10). Room and transport are a matter of
+// the host, and are tried until time is up; a runtime that fails may be a
+// matter of the image; the rest is a matter of the request.
+func (a *attempts) elsewhere(err error) bool {
+	a.last = err
+	is := func(codes ...*fault.Code) bool {
+		return slices.ContainsFunc(codes, func(c *fault.Code) bool { return errors.Is(err, c) })
+	}
+	switch {
+	case is(fault.HostFull, fault.DiskFull):
+		a.full++
+		return true
+	case is(fault.HostUnreachable, fault.ArtifactNotFound, fault.TokenRejected, fault.DataDir):
+		return true
+	case is(fault.RuntimeFailed, fault.GuestUnreachable):
+		a.runtime++
+		return a.runtime < runtimeTries
 	}
 	return false
+}
+
+// explain words a choice that found no host after others were tried: hosts
+// that said that they are full are no missing hosts.
+func (a *attempts) explain(err error) error {
+	switch {
+	case a.last == nil:
+		return err
+	case a.full > 0 && errors.Is(err, fault.NoHost):
+		return fault.Wrap(fault.NoCapacity, a.last, "%d hosts had no room after all; %s", a.full, err)
+	}
+	return errors.Join(err, a.last)
 }
 
 func (m *Master) choose(ctx context.Context, r scheduler.Request) (host.Facts, error) {
@@ -276,50 +357,92 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	if err != nil {
 		return nil, err
 	}
+	// One host may not use up the time in which another could make it.
+	bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.CreateTimeout*2/3)
+	defer cancel()
 	r := p.row.Resources
-	answer, err := client.CreateSandbox(ctx, &hostpb.CreateSandboxRequest{
+	answer, err := client.CreateSandbox(bounded, &hostpb.CreateSandboxRequest{
 		SandboxId: string(p.row.ID), TemplateId: string(p.template.ID), ArtifactId: string(p.artifact.ID), WritableBytes: p.writable, Envs: p.envs, Command: p.command, Metadata: p.row.Metadata,
+		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports,
 		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots},
 	})
-	if err != nil {
-		return nil, hostFault(err, f.ID)
+	switch {
+	case err == nil:
+		return answer.GetSandbox(), nil
+	case bounded.Err() != nil && ctx.Err() == nil:
+		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.cfg.Master.CreateTimeout*2/3)
 	}
-	return answer.GetSandbox(), nil
+	return nil, hostFault(err, f.ID)
 }
 
 // bounce takes a sandbox back from a host: the row is free for another, and
 // the host is told to remove what it may have made.
 func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
 	m.fleet.ledger.Release(p.row.ID)
-	return m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		row := p.row
+	row := p.row
+	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
+		row = p.row
 		row.HostID = ""
 		if row, err = sandboxdb.MoveSandbox(ctx, tx, row, sandbox.OnBounced); err != nil {
 			return err
 		}
-		p.row = row
-		return enqueueDelete(ctx, tx, row.ID, from, false, "bounced")
+		return enqueueDelete(ctx, tx, removal{row.ID, from, "bounced", false}, 0)
 	})
+	if err != nil {
+		return changed(err, p.row.ID)
+	}
+	p.row = row
+	m.deliverSoon(topicSandboxDelete)
+	return nil
 }
 
-// move changes a sandbox's state in a transaction of its own.
+// move changes a sandbox's state in a transaction of its own. Somebody who was
+// faster has deleted it.
 func (m *Master) move(ctx context.Context, s *sandbox.Sandbox, on sandbox.Event) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		next, err := sandboxdb.MoveSandbox(ctx, tx, *s, on)
-		if err == nil {
-			*s = next
-		}
+	var next sandbox.Sandbox
+	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
+		next, err = sandboxdb.MoveSandbox(ctx, tx, *s, on)
 		return err
 	})
+	if err != nil {
+		return changed(err, s.ID)
+	}
+	*s = next
+	return nil
+}
+
+func changed(err error, id sandbox.ID) error {
+	if errors.Is(err, fault.VersionConflict) {
+		return fault.New(fault.SandboxNotReady, "sandbox %s was deleted while it was made", id)
+	}
+	return err
 }
 
 // abandon ends a sandbox whose create failed. On a context of its own: the
-// caller may have gone, and nothing may be left of it.
+// caller may have gone, and nothing may be left of it. A host that was called
+// is told in every case, also when a delete was faster: that delete may have
+// reached the host before the create did.
 func (m *Master) abandon(ctx context.Context, s sandbox.Sandbox, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostCall)
 	defer cancel()
 	m.fleet.ledger.Release(s.ID)
-	if err := m.end(ctx, s.ID, "failed: "+why.Error()); err != nil {
+	err := m.update(ctx, func(tx *store.Tx) error {
+		before, err := sandboxdb.GetSandbox(ctx, tx, s.ID)
+		if err != nil {
+			return err
+		}
+		if before.State == sandbox.Terminating || before.State == sandbox.Terminated {
+			if s.HostID == "" {
+				return nil
+			}
+			return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
+		}
+		_, err = endIn(ctx, tx, s.ID, "failed: "+why.Error(), 0)
+		return err
+	})
+	if err != nil {
 		m.log.ErrorContext(ctx, "failed create not undone; a sweep will try again", slog.String("sandbox_id", string(s.ID)), slog.String("error", err.Error()))
+		return
 	}
+	m.deliverSoon(topicSandboxDelete)
 }

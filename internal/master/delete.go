@@ -5,6 +5,9 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -18,11 +21,18 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
+// cleanWait is how long a delete that somebody waits for lets a distribution
+// of the same bytes go first.
+const cleanWait = 10 * time.Second
+
 var liveStates = []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Terminating}
 
 func (m *Master) serveTemplateDelete(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.TemplateDeleteRequest
 	err := serve.ReadJSON(r, maxBody, &req)
+	if err == nil && req.TemplateID == "" {
+		err = fault.New(fault.InvalidInput, "template_id is missing")
+	}
 	if err == nil {
 		err = m.deleteTemplate(r.Context(), req.TemplateID)
 	}
@@ -33,18 +43,19 @@ func (m *Master) serveTemplateDelete(w http.ResponseWriter, r *http.Request) {
 // the bytes go when nothing else needs them. A host that does not answer leaves
 // the rest to the sweep: the template stays DELETING until it is done.
 func (m *Master) deleteTemplate(ctx context.Context, name string) error {
-	if name == "" {
-		return fault.New(fault.InvalidInput, "template_id is missing")
-	}
 	var d template.Definition
-	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if d, err = templatedb.Resolve(ctx, tx, name); err != nil {
+	var defined bool
+	err := m.update(ctx, func(tx *store.Tx) (err error) {
+		d, err = templatedb.Resolve(ctx, tx, name)
+		if errors.Is(err, fault.TemplateNotFound) {
+			return deleteJobs(ctx, tx, template.ID(name))
+		}
+		if err != nil {
 			return err
 		}
-		if j, active, err := templatedb.ActiveJob(ctx, tx, d.ID); err != nil {
+		defined = true
+		if err := noActiveJob(ctx, tx, d.ID); err != nil {
 			return err
-		} else if active {
-			return fault.New(fault.BuildInProgress, "template %s: job %s is %s", d.ID, j.ID, j.State)
 		}
 		// The row is changed first, so that a create that pins it is seen.
 		if d, err = templatedb.MoveDefinition(ctx, tx, d, template.OnDeleteAsked); err != nil {
@@ -64,10 +75,37 @@ func (m *Master) deleteTemplate(ctx context.Context, name string) error {
 		}
 		return unused(ctx, tx, d.ArtifactID)
 	})
+	if err != nil || !defined {
+		return err
+	}
+	if err := m.step("master.delete.after_commit"); err != nil {
+		return err
+	}
+	return m.finishDelete(ctx, d, cleanWait)
+}
+
+func noActiveJob(ctx context.Context, tx *store.Tx, id template.ID) error {
+	j, active, err := templatedb.ActiveJob(ctx, tx, id)
+	if err == nil && active {
+		err = fault.New(fault.BuildInProgress, "template %s: job %s is %s", id, j.ID, cubeapi.JobStatus[j.State])
+	}
+	return err
+}
+
+// deleteJobs forgets a template that never came to be: only its jobs tell of
+// it.
+func deleteJobs(ctx context.Context, tx *store.Tx, id template.ID) error {
+	if err := noActiveJob(ctx, tx, id); err != nil {
+		return err
+	}
+	_, found, err := templatedb.LatestJob(ctx, tx, id)
+	if err == nil && !found {
+		err = fault.New(fault.TemplateNotFound, "template %.128q", id)
+	}
 	if err != nil {
 		return err
 	}
-	return m.finishDelete(ctx, d)
+	return templatedb.DeleteJobs(ctx, tx, id)
 }
 
 func ids(list []sandbox.Sandbox) string {
@@ -96,11 +134,15 @@ func unused(ctx context.Context, tx *store.Tx, id template.ArtifactID) error {
 }
 
 // finishDelete does the slow part. It can be run again.
-func (m *Master) finishDelete(ctx context.Context, d template.Definition) error {
-	if err := m.cleanArtifact(ctx, d.ArtifactID); err != nil {
+func (m *Master) finishDelete(ctx context.Context, d template.Definition, wait time.Duration) error {
+	clean, err := m.cleanArtifact(ctx, d.ArtifactID, wait)
+	if err != nil {
 		return err
 	}
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	if !clean {
+		return fault.New(fault.StateConflict, "template %s: its bytes are in another's hands; it stays DELETING, and a sweep ends it", d.ID)
+	}
+	return m.update(ctx, func(tx *store.Tx) error {
 		now, err := templatedb.GetDefinition(ctx, tx, d.ID)
 		if errors.Is(err, fault.TemplateNotFound) {
 			return nil
@@ -113,33 +155,55 @@ func (m *Master) finishDelete(ctx context.Context, d template.Definition) error 
 }
 
 // cleanArtifact removes a released artifact from its hosts and then hands the
-// bytes to the template centre, which alone may remove them. No transaction is
-// open while hosts are called.
-func (m *Master) cleanArtifact(ctx context.Context, id template.ArtifactID) error {
-	var a template.Artifact
+// bytes to the template centre, which alone may remove them. One that is in
+// use is left alone. done is false when another was at work on it for all of
+// wait: nothing is known of it then.
+func (m *Master) cleanArtifact(ctx context.Context, id template.ArtifactID, wait time.Duration) (done bool, err error) {
+	return m.db.WithLock(ctx, artifactLock(id), wait, func(ctx context.Context) error { return m.cleanLocked(ctx, id) })
+}
+
+func (m *Master) cleanLocked(ctx context.Context, id template.ArtifactID) error {
 	var held []template.Placement
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		if a, err = templatedb.GetArtifact(ctx, tx, id); err != nil {
-			return err
+	err := m.db.View(ctx, func(tx *store.Tx) error {
+		a, err := templatedb.GetArtifact(ctx, tx, id)
+		if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
+			held = nil
+			return nil
 		}
-		held, err = templatedb.ListPlacements(ctx, tx, id)
+		if err == nil {
+			held, err = templatedb.ListPlacements(ctx, tx, id)
+		}
 		return err
 	})
-	if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
-		return nil
-	}
 	if err != nil {
 		return err
 	}
+	// No transaction is open while hosts are called.
+	var group errgroup.Group
+	group.SetLimit(m.cfg.Master.DistributeWorkers)
 	for _, p := range held {
-		if err := m.cleanHost(ctx, p); err != nil {
-			return err
-		}
+		group.Go(func() error { return m.cleanHost(ctx, p) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	m.fleet.changed()
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		now, err := templatedb.GetArtifact(ctx, tx, id)
-		if errors.Is(err, fault.ArtifactNotFound) || err == nil && now.State != template.ArtifactCleanup {
+	if err := m.step("master.clean.after_hosts"); err != nil {
+		return err
+	}
+	if err := m.release(ctx, id); err != nil {
+		return err
+	}
+	m.deliverSoon(topicArtifactDelete)
+	return nil
+}
+
+// release lets the template centre remove the bytes, once no host has them and
+// nothing needs them.
+func (m *Master) release(ctx context.Context, id template.ArtifactID) error {
+	return m.update(ctx, func(tx *store.Tx) error {
+		a, err := templatedb.GetArtifact(ctx, tx, id)
+		if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
 			return nil
 		}
 		if err != nil {
@@ -152,34 +216,43 @@ func (m *Master) cleanArtifact(ctx context.Context, id template.ArtifactID) erro
 		if len(left) > 0 {
 			return fault.New(fault.StateConflict, "artifact %s was placed again meanwhile", id)
 		}
-		if n, err := templatedb.ArtifactReferences(ctx, tx, id); err != nil {
-			return err
-		} else if n > 0 {
-			_, err = templatedb.MoveArtifact(ctx, tx, now, template.OnArtifactUsed)
+		n, err := templatedb.ArtifactReferences(ctx, tx, id)
+		if err != nil {
 			return err
 		}
-		if _, err = templatedb.MoveArtifact(ctx, tx, now, template.OnArtifactHostsClean); err != nil {
+		if n > 0 {
+			_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactUsed)
+			return err
+		}
+		if _, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactHostsClean); err != nil {
 			return err
 		}
 		return tx.Enqueue(ctx, store.Message{Topic: topicArtifactDelete, Key: string(id)}, 0)
 	})
 }
 
+// cleanHost removes an artifact from one host. A host that is in no book any
+// more holds nothing of ours.
 func (m *Master) cleanHost(ctx context.Context, p template.Placement) error {
 	f, err := m.host(ctx, p.HostID)
-	if err != nil {
+	if err == nil {
+		err = m.removeArtifact(ctx, f, p.ArtifactID)
+	}
+	if err != nil && !errors.Is(err, fault.HostUnknown) {
 		return err
 	}
+	return m.update(ctx, func(tx *store.Tx) error { return templatedb.DeletePlacement(ctx, tx, p.ArtifactID, p.HostID) })
+}
+
+func (m *Master) removeArtifact(ctx context.Context, f host.Facts, id template.ArtifactID) error {
 	client, err := m.hosts.to(f)
 	if err != nil {
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, hostCall)
 	defer cancel()
-	if _, err := client.RemoveArtifact(bounded, &hostpb.RemoveArtifactRequest{ArtifactId: string(p.ArtifactID)}); err != nil {
-		return hostFault(err, p.HostID)
-	}
-	return m.db.Update(ctx, func(tx *store.Tx) error { return templatedb.DeletePlacement(ctx, tx, p.ArtifactID, p.HostID) })
+	_, err = client.RemoveArtifact(bounded, &hostpb.RemoveArtifactRequest{ArtifactId: string(id)})
+	return hostFault(err, f.ID)
 }
 
 func (m *Master) host(ctx context.Context, id host.ID) (f host.Facts, err error) {
@@ -192,6 +265,8 @@ func (m *Master) host(ctx context.Context, id host.ID) (f host.Facts, err error)
 
 // deleteBytes asks the template centre to let an artifact's bytes and row go.
 func (m *Master) deleteBytes(ctx context.Context, msg store.Message) error {
+	ctx, cancel := context.WithTimeout(ctx, centerCall)
+	defer cancel()
 	err := m.center.DeleteArtifact(ctx, msg.Key)
 	if errors.Is(err, fault.StateConflict) {
 		return nil // it is wanted again

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -19,6 +21,7 @@ import (
 const (
 	defaultExec = time.Minute
 	maxExec     = 24 * time.Hour
+	maxExecBody = 64 << 20
 	chunk       = 64 << 10
 )
 
@@ -26,77 +29,98 @@ const (
 // A refusal before the first line has its HTTP status; a later one is a line.
 func (m *Master) serveExec(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.ExecRequest
-	err := serve.ReadJSON(r, 64<<20, &req)
-	if err == nil && len(req.Command) == 0 {
-		err = fault.New(fault.InvalidInput, "command is missing")
-	}
-	timeout := time.Duration(req.TimeoutMS) * time.Millisecond
-	if timeout == 0 {
-		timeout = defaultExec
-	}
-	if err == nil && (timeout < 0 || timeout > maxExec) {
-		err = fault.New(fault.InvalidInput, "timeout_ms %d: at most %d", req.TimeoutMS, maxExec.Milliseconds())
-	}
-	ctx, cancel := context.WithTimeout(r.Context(), timeout)
-	defer cancel()
-	var stream hostpb.HostService_ExecClient
-	var id host.ID
+	err := serve.ReadJSON(r, maxExecBody, &req)
 	if err == nil {
-		stream, id, err = m.startExec(ctx, req)
-	}
-	var first *hostpb.ExecResponse
-	if err == nil {
-		first, err = stream.Recv()
-		err = hostFault(err, id)
+		err = checkExec(req)
 	}
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
+	timeout := defaultExec
+	if req.TimeoutMS > 0 {
+		timeout = time.Duration(req.TimeoutMS) * time.Millisecond
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	defer cancel()
+	if err := m.exec(ctx, w, req); err != nil {
+		serve.WriteError(w, r, err)
+	}
+}
+
+func checkExec(r cubeapi.ExecRequest) error {
+	switch {
+	case len(r.Command) == 0 || r.Command[0] == "":
+		return fault.New(fault.InvalidInput, "command is missing")
+	case r.TimeoutMS < 0 || r.TimeoutMS > maxExec.Milliseconds():
+		return fault.New(fault.InvalidInput, "timeout_ms %d: 0 to %d", r.TimeoutMS, maxExec.Milliseconds())
+	}
+	return nil
+}
+
+// exec runs a command. An error means that nothing was sent to w yet.
+func (m *Master) exec(ctx context.Context, w http.ResponseWriter, req cubeapi.ExecRequest) error {
+	client, id, err := m.reach(ctx, req.SandboxID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := client.Exec(ctx)
+	if err != nil {
+		cancel()
+		return hostFault(err, id)
+	}
+	var feeding sync.WaitGroup
+	feeding.Go(func() { feed(stream, req) })
+	defer feeding.Wait()
+	defer cancel()
+	e, err := stream.Recv()
+	if err != nil {
+		return execFault(err, id)
+	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	lines, flush := json.NewEncoder(w), http.NewResponseController(w)
-	for e := first; ; {
+	for {
 		event := execEvent(e)
 		if lines.Encode(event) != nil || flush.Flush() != nil || event.Exit != nil {
-			return // the caller went away, or it is over
+			return nil // the caller went away, or it is over
 		}
 		if e, err = stream.Recv(); err != nil {
-			d := fault.DetailOf(hostFault(err, id))
+			d := fault.DetailOf(execFault(err, id))
 			_ = lines.Encode(cubeapi.ExecEvent{Error: &d}) // a caller that went away reads no more
-			return
+			return nil
 		}
 	}
 }
 
-func (m *Master) startExec(ctx context.Context, req cubeapi.ExecRequest) (hostpb.HostService_ExecClient, host.ID, error) {
-	client, id, err := m.reach(ctx, req.SandboxID)
-	if err != nil {
-		return nil, "", err
+// execFault words the end of a stream that had no exit.
+func execFault(err error, id host.ID) error {
+	if errors.Is(err, io.EOF) {
+		return fault.New(fault.GuestUnreachable, "host %s: the answer of the command broke off", id)
 	}
-	stream, err := client.Exec(ctx)
-	if err != nil {
-		return nil, id, hostFault(err, id)
+	return hostFault(err, id)
+}
+
+// feed sends the command and its input, beside the output: a command may answer
+// before it has read all. A failure here shows in the answers; the stream's
+// context ends it.
+func feed(stream hostpb.HostService_ExecClient, req cubeapi.ExecRequest) {
+	stdin := len(req.Stdin) > 0
+	start := &hostpb.ExecStart{SandboxId: req.SandboxID, Command: req.Command, Envs: req.Envs, Cwd: req.Cwd, User: req.User, Stdin: stdin}
+	if stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: start}}) != nil {
+		return
 	}
-	messages := []*hostpb.ExecRequest{{Message: &hostpb.ExecRequest_Start{Start: &hostpb.ExecStart{SandboxId: req.SandboxID, Command: req.Command, Envs: req.Envs, Cwd: req.Cwd, User: req.User, Stdin: len(req.Stdin) > 0}}}}
 	for rest := req.Stdin; len(rest) > 0; {
 		n := min(chunk, len(rest))
-		messages = append(messages, &hostpb.ExecRequest{Message: &hostpb.ExecRequest_Stdin{Stdin: rest[:n]}})
+		if stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Stdin{Stdin: rest[:n]}}) != nil {
+			return
+		}
 		rest = rest[n:]
 	}
-	if len(req.Stdin) > 0 {
-		messages = append(messages, &hostpb.ExecRequest{Message: &hostpb.ExecRequest_CloseStdin{CloseStdin: true}})
+	if stdin && stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_CloseStdin{CloseStdin: true}}) != nil {
+		return
 	}
-	go func() {
-		// Input beside output: a command may answer before it has read all. A
-		// failure here shows in the answers; the stream ends with ctx.
-		for _, msg := range messages {
-			if stream.Send(msg) != nil {
-				return
-			}
-		}
-		_ = stream.CloseSend()
-	}()
-	return stream, id, nil
+	_ = stream.CloseSend() // it only says that no more input comes
 }
 
 func execEvent(m *hostpb.ExecResponse) cubeapi.ExecEvent {
@@ -115,7 +139,12 @@ func execEvent(m *hostpb.ExecResponse) cubeapi.ExecEvent {
 
 func (m *Master) serveRead(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	client, id, err := m.reach(r.Context(), q.Get("sandbox_id"))
+	var client hostpb.HostServiceClient
+	var id host.ID
+	err := checkPath(q.Get("path"))
+	if err == nil {
+		client, id, err = m.reach(r.Context(), q.Get("sandbox_id"))
+	}
 	var stream hostpb.HostService_ReadFileClient
 	if err == nil {
 		stream, err = client.ReadFile(r.Context(), &hostpb.ReadFileRequest{SandboxId: q.Get("sandbox_id"), Path: q.Get("path"), User: q.Get("user")})
@@ -146,6 +175,13 @@ func (m *Master) serveRead(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+func checkPath(path string) error {
+	if path == "" || strings.Contains(path, "\x00") {
+		return fault.New(fault.InvalidInput, "path %.100q", path)
+	}
+	return nil
+}
+
 func (m *Master) serveWrite(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	n, err := m.write(r.Context(), q.Get("sandbox_id"), q.Get("path"), q.Get("user"), r.Body)
@@ -157,6 +193,9 @@ func (m *Master) serveWrite(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Master) write(ctx context.Context, sandboxID, path, user string, data io.Reader) (int64, error) {
+	if err := checkPath(path); err != nil {
+		return 0, err
+	}
 	client, id, err := m.reach(ctx, sandboxID)
 	if err != nil {
 		return 0, err
@@ -170,11 +209,11 @@ func (m *Master) write(ctx context.Context, sandboxID, path, user string, data i
 	err = stream.Send(&hostpb.WriteFileRequest{Message: &hostpb.WriteFileRequest_Target{Target: &hostpb.WriteFileTarget{SandboxId: sandboxID, Path: path, User: user}}})
 	buffer := make([]byte, chunk)
 	for err == nil {
-		n, end := io.ReadFull(data, buffer)
+		n, end := data.Read(buffer)
 		if n > 0 {
 			err = stream.Send(&hostpb.WriteFileRequest{Message: &hostpb.WriteFileRequest_Data{Data: buffer[:n]}})
 		}
-		if errors.Is(end, io.EOF) || errors.Is(end, io.ErrUnexpectedEOF) {
+		if end == io.EOF { //nolint:errorlint // a body cut short ends otherwise, and must not look whole
 			break
 		}
 		if end != nil {

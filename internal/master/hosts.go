@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -26,9 +26,19 @@ import (
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
+	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const maxBody = 1 << 20
+const (
+	maxBody = 1 << 20
+
+	// dialTime is how long a host that is switched off may hold up a call.
+	dialTime = 3 * time.Second
+)
+
+// reconnect is how soon a host that was away is tried again: it must not be
+// taken for dead long after it is back.
+var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}
 
 // dialer keeps one connection to each host.
 type dialer struct {
@@ -43,13 +53,16 @@ func newDialer(token config.Secret) *dialer {
 
 // to returns the client of a host. Nothing is sent yet.
 func (d *dialer) to(f host.Facts) (hostpb.HostServiceClient, error) {
-	addr := net.JoinHostPort(f.IP, strconv.Itoa(f.GRPCPort))
+	addr := address(f)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.conns[addr]
 	if c == nil {
 		var err error
-		c, err = grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithPerRPCCredentials(auth.Credentials(d.token)), grpc.WithStatsHandler(otelgrpc.NewClientHandler()))
+		c, err = grpc.NewClient("passthrough:///"+addr, append(serve.DialOptions(),
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithPerRPCCredentials(auth.Credentials(d.token)),
+			grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialTime, Backoff: reconnect}))...)
 		if err != nil {
 			return nil, fault.Wrap(fault.HostUnreachable, err, "host %s at %s", f.ID, addr)
 		}
@@ -57,6 +70,26 @@ func (d *dialer) to(f host.Facts) (hostpb.HostServiceClient, error) {
 	}
 	return hostpb.NewHostServiceClient(c), nil
 }
+
+// keep closes the connections to addresses that no host has any more.
+func (d *dialer) keep(hosts []host.Facts) error {
+	known := map[string]bool{}
+	for _, f := range hosts {
+		known[address(f)] = true
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var errs []error
+	for addr, c := range d.conns {
+		if !known[addr] {
+			errs = append(errs, c.Close())
+			delete(d.conns, addr)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func address(f host.Facts) string { return net.JoinHostPort(f.IP, strconv.Itoa(f.GRPCPort)) }
 
 func (d *dialer) close() error {
 	d.mu.Lock()
@@ -72,7 +105,8 @@ func (d *dialer) close() error {
 // code; a transport that failed is the host out of reach.
 func hostFault(err error, id host.ID) error {
 	err = serve.FromGRPC(err)
-	if errors.Is(err, fault.PeerUnavailable) {
+	var own *fault.Error // what a host said is of another type
+	if errors.As(err, &own) && own.Code == fault.PeerUnavailable {
 		return fault.Wrap(fault.HostUnreachable, err, "host %s", id)
 	}
 	return err
@@ -80,9 +114,10 @@ func hostFault(err error, id host.ID) error {
 
 // fleet is what the scheduler looks at.
 type fleet struct {
-	db     *store.Store
-	placer *scheduler.Scheduler
-	ledger *scheduler.Ledger
+	db         *store.Store
+	placer     *scheduler.Scheduler
+	ledger     *scheduler.Ledger
+	staleAfter time.Duration
 
 	mu    sync.Mutex
 	view  *scheduler.View
@@ -93,8 +128,8 @@ type fleet struct {
 // viewAge is how old a view may be: other masters' changes are seen within it.
 const viewAge = 500 * time.Millisecond
 
-func newFleet(db *store.Store, placer *scheduler.Scheduler) *fleet {
-	return &fleet{db: db, placer: placer, ledger: scheduler.NewLedger()}
+func newFleet(db *store.Store, placer *scheduler.Scheduler, staleAfter time.Duration) *fleet {
+	return &fleet{db: db, placer: placer, ledger: scheduler.NewLedger(), staleAfter: staleAfter}
 }
 
 // changed makes the next look read anew.
@@ -113,30 +148,50 @@ func (f *fleet) now(ctx context.Context) (*scheduler.View, time.Time, error) {
 	if f.view != nil && !f.dirty && age < viewAge {
 		return f.view, f.view.BuiltAt().Add(age), nil
 	}
+	var view *scheduler.View
 	err := f.db.View(ctx, func(tx *store.Tx) error {
 		hosts, err := sandboxdb.ListHosts(ctx, tx)
 		if err != nil {
 			return err
 		}
-		held, err := templatedb.AllPlacements(ctx, tx)
+		noted, err := templatedb.PlacementsSince(ctx, tx, tx.Now.Add(-2*f.staleAfter))
 		if err != nil {
 			return err
 		}
-		for i := range hosts {
-			// A host's next report will say so too: the rows know first.
-			for _, a := range held[hosts[i].ID] {
-				hosts[i].Artifacts = append(hosts[i].Artifacts, string(a))
-			}
-		}
-		f.view = scheduler.NewView(hosts, tx.Now)
+		view = scheduler.NewView(withNoted(hosts, noted, f.staleAfter), tx.Now)
 		return nil
 	})
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	f.read, f.dirty = time.Now(), false
+	f.view, f.read, f.dirty = view, time.Now(), false
 	f.ledger.Observe(f.view)
 	return f.view, f.view.BuiltAt(), nil
+}
+
+// withNoted adds to what hosts report what was noted of them lately: a host's
+// own word counts, but the report that shows an artifact comes after the row,
+// and one that was on its way meanwhile does not show it.
+func withNoted(hosts []host.Facts, noted []template.Placement, lately time.Duration) []host.Facts {
+	for i := range hosts {
+		for _, p := range noted {
+			if p.HostID == hosts[i].ID && p.CreatedAt.After(hosts[i].HeardAt.Add(-lately)) {
+				hosts[i].Artifacts = append(hosts[i].Artifacts, string(p.ArtifactID))
+			}
+		}
+	}
+	return hosts
+}
+
+// heard makes the next look read anew if a report changes who may be chosen.
+func (f *fleet) heard(id host.ID, s host.Status) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.view == nil {
+		return
+	}
+	known, ok := f.view.Host(id)
+	f.dirty = f.dirty || !ok || known.Ready != s.Ready || f.view.BuiltAt().Sub(known.HeardAt) > f.staleAfter
 }
 
 func requestID(r *http.Request) string { return logs.RequestID(r.Context()) }
@@ -159,25 +214,30 @@ func (m *Master) serveRegister(w http.ResponseWriter, r *http.Request) {
 		err = checkHost(req)
 	}
 	if err == nil {
-		err = m.db.Update(r.Context(), func(tx *store.Tx) error {
+		err = m.update(r.Context(), func(tx *store.Tx) error {
 			return sandboxdb.PutHost(r.Context(), tx, host.Registration{
 				ID: host.ID(req.NodeID), IP: req.HostIP, GRPCPort: req.GRPCPort, InstanceType: req.InstanceType, ClusterLabel: req.ClusterLabel, Zone: req.Zone,
 				Labels: req.Labels, Capacity: req.Capacity, Allocatable: req.Allocatable, Version: req.Version,
 			})
 		})
 	}
-	m.answer(w, r, req.RequestID, err)
 	m.fleet.changed()
+	m.answer(w, r, req.RequestID, err)
 }
 
 func checkHost(r cubeapi.HostRegisterRequest) error {
+	a := r.Allocatable
 	switch {
 	case r.NodeID == "" || len(r.NodeID) > 128:
 		return fault.New(fault.InvalidInput, "node_id must have 1 to 128 characters")
 	case net.ParseIP(r.HostIP) == nil:
-		return fault.New(fault.InvalidInput, "host_ip %q is no IP address", r.HostIP)
+		return fault.New(fault.InvalidInput, "host_ip %.80q is no IP address", r.HostIP)
 	case r.GRPCPort < 1 || r.GRPCPort > 65535:
 		return fault.New(fault.InvalidInput, "grpc_port %d", r.GRPCPort)
+	case r.InstanceType == "" || len(r.InstanceType) > maxKind:
+		return fault.New(fault.InvalidInput, "instance_type must have 1 to %d characters", maxKind)
+	case a.MilliCPU < 0 || a.MemBytes < 0 || a.DiskBytes < 0 || a.Slots < 0:
+		return fault.New(fault.InvalidInput, "allocatable has a value under 0")
 	}
 	return nil
 }
@@ -185,15 +245,15 @@ func checkHost(r cubeapi.HostRegisterRequest) error {
 func (m *Master) serveStatus(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.HostStatusRequest
 	err := serve.ReadJSON(r, maxBody, &req)
+	id := host.ID(r.PathValue("node_id"))
+	status := host.Status{Ready: req.Ready, Reason: req.Reason, Allocated: req.Allocated, Sandboxes: req.Sandboxes, Artifacts: req.Artifacts, CPUUtil: req.CPUUtil}
 	if err == nil {
-		err = m.db.Update(r.Context(), func(tx *store.Tx) error {
-			return sandboxdb.HeardHost(r.Context(), tx, host.ID(r.PathValue("node_id")), host.Status{
-				Ready: req.Ready, Reason: req.Reason, Allocated: req.Allocated, Sandboxes: req.Sandboxes, Artifacts: req.Artifacts, CPUUtil: req.CPUUtil,
-			})
-		})
+		err = m.update(r.Context(), func(tx *store.Tx) error { return sandboxdb.HeardHost(r.Context(), tx, id, status) })
+	}
+	if err == nil {
+		m.fleet.heard(id, status)
 	}
 	m.answer(w, r, req.RequestID, err)
-	m.fleet.changed()
 }
 
 // answer sends an envelope and nothing else.

@@ -21,9 +21,9 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/platform/config"
+	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
-	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -47,12 +47,58 @@ type Master struct {
 	fleet   *fleet
 	handler http.Handler
 	metrics metrics
+	pace    pace
+	topics  []*topic
+	kick    chan struct{} // makes the sweep look now
+	step    func(name string) error
+
+	base  context.Context // of all work that outlives its request; ends with Run
+	stop  context.CancelFunc
+	began time.Time
 
 	mu          sync.Mutex
-	credentials map[template.JobID]rootfs.Auth // of builds that are on their way
+	credentials map[template.JobID]credentials // of builds that no builder has begun
 	inHand      map[template.JobID]bool        // jobs that this process resumes now
+	resuming    chan struct{}                  // as many as may be resumed at once
 	work        sync.WaitGroup
+	stopped     bool
 }
+
+// pace is how often things are looked at and how long they may take, as far as
+// no configuration key says so.
+type pace struct {
+	outbox         time.Duration // between two looks at the outbox
+	beat           time.Duration // a job that is distributed shows so this often
+	dispatchTries  int           // how often a template centre that is away is asked
+	privateFor     time.Duration // how long a private image's job is tried to be handed over
+	privateKept    time.Duration // after so long without a word, whoever had its credentials has gone
+	redispatch     time.Duration // a queued job is handed over again after so long
+	hostGrace      time.Duration // after a start, hosts need a while to report
+	startGrace     time.Duration // beyond create_timeout, for a create to write its own end
+	orphanGrace    time.Duration // a host may have a sandbox before its row says so
+	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
+	terminatedKept time.Duration // rows of ended sandboxes
+}
+
+func defaultPace(c config.Master) pace {
+	return pace{
+		outbox:         500 * time.Millisecond,
+		beat:           10 * time.Second,
+		dispatchTries:  9, // with the outbox's pauses, about a minute
+		privateFor:     45 * time.Second,
+		privateKept:    90 * time.Second,
+		redispatch:     15 * time.Second,
+		hostGrace:      c.HostStaleAfter,
+		startGrace:     30 * time.Second,
+		orphanGrace:    time.Minute,
+		deletingKept:   time.Hour,
+		terminatedKept: 24 * time.Hour,
+	}
+}
+
+// resumesAtOnce bounds the jobs that one process distributes at a time; each
+// holds a connection of the database for its lock.
+const resumesAtOnce = 4
 
 type metrics struct {
 	create   *prometheus.HistogramVec
@@ -72,14 +118,25 @@ func New(d Deps) (*Master, error) {
 		cfg: d.Config, db: d.Store, log: d.Log,
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
-		fleet:       newFleet(d.Store, placer),
-		credentials: map[template.JobID]rootfs.Auth{},
+		fleet:       newFleet(d.Store, placer, s.StaleAfter),
+		pace:        defaultPace(d.Config.Master),
+		kick:        make(chan struct{}, 1),
+		step:        fail.Point,
+		began:       time.Now(),
+		credentials: map[template.JobID]credentials{},
 		inHand:      map[template.JobID]bool{},
+		resuming:    make(chan struct{}, resumesAtOnce),
 		metrics: metrics{
 			create:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_create_seconds", Help: "Duration of creates by outcome.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 14)}, []string{"outcome"}),
 			decision: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_scheduler_decision_seconds", Help: "Duration of one decision.", Buckets: prometheus.ExponentialBuckets(0.000005, 4, 10)}),
 			refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_scheduler_dropped_total", Help: "Hosts dropped, by plugin."}, []string{"plugin"}),
 		},
+	}
+	m.base, m.stop = context.WithCancel(context.Background())
+	m.topics = []*topic{
+		newTopic(topicBuild, 4, m.dispatch),
+		newTopic(topicSandboxDelete, 8, m.compensate),
+		newTopic(topicArtifactDelete, 2, m.deleteBytes),
 	}
 	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused)
 	m.handler, err = m.routes(d.Metrics)
@@ -144,42 +201,44 @@ func (m *Master) download(center *url.URL) http.Handler {
 }
 
 // Run delivers what followed commits and sweeps what got stuck, until ctx
-// ends.
+// ends. Then it ends what it began in the background: the rows say how far
+// that was, and the next start goes on from there.
 func (m *Master) Run(ctx context.Context) error {
 	var loops sync.WaitGroup
-	for topic, handle := range map[string]func(context.Context, store.Message) error{
-		topicBuild:          m.dispatch,
-		topicSandboxDelete:  m.compensate,
-		topicArtifactDelete: m.deleteBytes,
-	} {
-		loops.Go(func() { m.deliver(ctx, topic, handle) })
+	for _, t := range m.topics {
+		loops.Go(func() { m.deliver(ctx, t) })
 	}
 	loops.Go(func() { m.sweepLoop(ctx) })
 	loops.Wait()
+	m.mu.Lock()
+	m.stopped = true
+	m.mu.Unlock()
+	m.stop()
 	m.work.Wait()
 	return m.hosts.close()
 }
 
-const (
-	topicBuild          = "build"
-	topicSandboxDelete  = "sandbox_delete"
-	topicArtifactDelete = "artifact_delete"
+// background runs do until it returns or the master ends. It keeps the trace
+// and the request id of ctx and outlives it.
+func (m *Master) background(ctx context.Context, do func(ctx context.Context)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.stopped {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(m.base, cancel)
+	m.work.Go(func() {
+		defer cancel()
+		defer unhook()
+		do(ctx)
+	})
+}
 
-	deliverEvery = 100 * time.Millisecond
-	deliverBatch = 16
-)
-
-func (m *Master) deliver(ctx context.Context, topic string, handle func(context.Context, store.Message) error) {
-	tick := time.NewTicker(deliverEvery)
-	defer tick.Stop()
-	for {
-		if _, err := m.db.Deliver(ctx, topic, deliverBatch, handle); err != nil && ctx.Err() == nil {
-			m.log.WarnContext(ctx, "outbox", slog.String("topic", topic), slog.String("error", err.Error()))
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+// sweepNow makes the sweep look now.
+func (m *Master) sweepNow() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
 	}
 }

@@ -2,7 +2,6 @@ package master
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -17,7 +16,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/hostpb"
-	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
@@ -27,33 +25,49 @@ import (
 const (
 	progressDistributing = 70
 	progressRegistering  = 85
-	resumeBeat           = 10 * time.Second
 	resumeTime           = time.Hour
+	artifactWait         = time.Minute
 )
+
+// artifactLock is held by whoever brings an artifact to hosts or takes it from
+// them, so that the two do not work against each other.
+func artifactLock(id template.ArtifactID) string { return "paddock_artifact_" + string(id) }
 
 // resumeSoon brings a built job to its end in the background. Another process,
 // or this one again, may try too: a named lock lets one do it.
 func (m *Master) resumeSoon(ctx context.Context, id template.JobID) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.inHand[id] {
+	taken := m.inHand[id]
+	m.inHand[id] = true
+	m.mu.Unlock()
+	if taken {
 		return
 	}
-	m.inHand[id] = true
-	ctx = context.WithoutCancel(ctx)
-	m.work.Go(func() {
+	m.background(ctx, func(ctx context.Context) {
 		defer func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			delete(m.inHand, id)
 		}()
-		bounded, cancel := context.WithTimeout(ctx, resumeTime)
-		defer cancel()
-		_, err := m.db.WithLock(bounded, "paddock_resume_"+string(id), 0, func(ctx context.Context) error { return m.resume(ctx, id) })
-		if err != nil {
-			m.log.ErrorContext(bounded, "job not resumed; a sweep will try again", slog.String("job_id", string(id)), slog.String("error", err.Error()))
+		select {
+		case m.resuming <- struct{}{}:
+			defer func() { <-m.resuming }()
+		case <-ctx.Done():
+			return
+		}
+		if err := m.resumeLocked(ctx, id); err != nil && ctx.Err() == nil {
+			m.log.WarnContext(ctx, "job not resumed; a sweep will try again", slog.String("job_id", string(id)), slog.String("error", err.Error()))
 		}
 	})
+}
+
+func (m *Master) resumeLocked(ctx context.Context, id template.JobID) error {
+	j, err := m.job(ctx, id)
+	if err != nil {
+		return err
+	}
+	_, err = m.db.WithLock(ctx, artifactLock(j.ArtifactID), artifactWait, func(ctx context.Context) error { return m.resume(ctx, id) })
+	return err
 }
 
 // resume distributes a built job's artifact and writes the outcome. An error
@@ -69,46 +83,70 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	}
 	targets, a, err := m.targets(ctx, &j)
 	if err != nil {
-		if fault.Of(err).Class.Retry {
+		if m.maySoonBeOtherwise(err) {
 			return err
 		}
-		return m.giveUp(ctx, j, err)
+		return m.giveUp(ctx, j, 0, err)
+	}
+	if err := m.step("master.resume.after_targets"); err != nil {
+		return err
 	}
 	stop := m.keepAlive(ctx, id)
 	failures := m.distribute(ctx, j, a, targets)
 	stop()
-	if err := fail.Point("master.resume.after_distribute"); err != nil {
+	if err := m.step("master.resume.after_distribute"); err != nil {
 		return err
 	}
-	if len(failures) == len(targets) {
-		return m.giveUp(ctx, j, fmt.Errorf("none of %d hosts took the template: %w", len(targets), errors.Join(failures...)))
+	if ctx.Err() != nil {
+		return ctx.Err() // the master ends: what it broke off is no failure of the hosts
 	}
-	return m.publish(ctx, id, len(targets), failures)
+	if len(failures) == len(targets) {
+		return m.giveUp(ctx, j, len(failures), fmt.Errorf("none of %d hosts took the template: %w", len(targets), errors.Join(failures...)))
+	}
+	if err := m.publish(ctx, id, len(targets), failures); err != nil {
+		return err
+	}
+	return m.step("master.resume.after_publish")
+}
+
+// maySoonBeOtherwise reports whether a job is better tried again than failed:
+// the database is away, or this master has just started and hosts that are up
+// had no time to say so.
+func (m *Master) maySoonBeOtherwise(err error) bool {
+	if errors.Is(err, fault.NoTemplateHosts) {
+		return time.Since(m.began) < m.pace.hostGrace
+	}
+	return fault.Of(err).Class.Retry || errors.Is(err, fault.VersionConflict) || errors.Is(err, context.Canceled)
 }
 
 // targets chooses the hosts and moves the job to distributing.
 func (m *Master) targets(ctx context.Context, j *template.Job) (list []host.Facts, a template.Artifact, err error) {
-	var req cubeapi.FromImageRequest
-	if err := json.Unmarshal(j.Request, &req); err != nil {
+	req, err := keptOf(j.Request)
+	if err != nil {
 		return nil, a, err
 	}
-	err = m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		if *j, err = templatedb.GetJob(ctx, tx, j.ID); err != nil {
+	id := j.ID
+	err = m.update(ctx, func(tx *store.Tx) error {
+		now, err := templatedb.GetJob(ctx, tx, id)
+		if err != nil {
 			return err
 		}
-		if a, err = templatedb.GetArtifact(ctx, tx, j.ArtifactID); err != nil {
+		if a, err = templatedb.GetArtifact(ctx, tx, now.ArtifactID); err != nil {
 			return err
+		}
+		if a.State != template.ArtifactReady {
+			return fault.New(fault.ArtifactNotFound, "artifact %s is %s", a.ID, a.State)
 		}
 		all, err := sandboxdb.ListHosts(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if list, err = m.inScope(all, req, tx.Now); err != nil {
+		if list, err = m.inScope(all, req.FromImageRequest, tx.Now); err != nil {
 			return err
 		}
-		enter(j, template.PhaseDistributing, progressDistributing, tx)
-		j.Expected = len(list)
-		*j, err = templatedb.MoveJob(ctx, tx, *j, template.OnJobResumed)
+		enter(&now, template.PhaseDistributing, progressDistributing, tx)
+		now.Expected = len(list)
+		*j, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed)
 		return err
 	})
 	return list, a, err
@@ -127,13 +165,13 @@ func (m *Master) inScope(all []host.Facts, req cubeapi.FromImageRequest, now tim
 			list = append(list, f)
 		}
 	}
-	if len(list) == 0 {
-		return nil, fault.New(fault.NoTemplateHosts, "%d hosts are registered", len(all))
-	}
 	for _, name := range req.DistributionScope {
 		if !slices.ContainsFunc(list, func(f host.Facts) bool { return string(f.ID) == name || f.IP == name }) {
-			return nil, fault.New(fault.NoTemplateHosts, "host %q of distribution_scope is unknown or not healthy", name)
+			return nil, fault.New(fault.NoTemplateHosts, "host %.128q of distribution_scope is unknown or not healthy", name)
 		}
+	}
+	if len(list) == 0 {
+		return nil, fault.New(fault.NoTemplateHosts, "none of %d hosts is healthy and serves instance_type %s", len(all), req.InstanceType)
 	}
 	return list, nil
 }
@@ -144,7 +182,7 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func())
 	ctx, cancel := context.WithCancel(ctx)
 	var done sync.WaitGroup
 	done.Go(func() {
-		tick := time.NewTicker(resumeBeat)
+		tick := time.NewTicker(m.pace.beat)
 		defer tick.Stop()
 		for {
 			select {
@@ -152,7 +190,7 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func())
 				return
 			case <-tick.C:
 			}
-			err := m.db.Update(ctx, func(tx *store.Tx) error {
+			err := m.update(ctx, func(tx *store.Tx) error {
 				j, err := templatedb.GetJob(ctx, tx, id)
 				if err == nil {
 					_, err = templatedb.TouchJob(ctx, tx, j)
@@ -170,6 +208,8 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func())
 // distribute brings the artifact to each host and returns why it failed on
 // those where it did.
 func (m *Master) distribute(ctx context.Context, j template.Job, a template.Artifact, targets []host.Facts) []error {
+	ctx, cancel := context.WithTimeout(ctx, resumeTime)
+	defer cancel()
 	var mu sync.Mutex
 	var failures []error
 	var group errgroup.Group
@@ -206,6 +246,9 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 		cancel()
 		err = hostFault(err, f.ID)
 	}
+	if err := m.step("master.resume.after_host"); err != nil {
+		return err
+	}
 	event := template.OnReplicaHeld
 	if err != nil {
 		event = template.OnReplicaFailed
@@ -214,7 +257,7 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 }
 
 func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on template.ReplicaEvent, why error) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return m.update(ctx, func(tx *store.Tx) error {
 		p, found, err := templatedb.GetReplica(ctx, tx, j.TemplateID, h)
 		if err == nil && !found {
 			p, err = templatedb.AddReplica(ctx, tx, template.Replica{TemplateID: j.TemplateID, HostID: h, ArtifactID: j.ArtifactID, JobID: j.ID})
@@ -226,7 +269,7 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 			return nil // a job that is resumed again
 		}
 		if p.ArtifactID, p.JobID, p.Error = j.ArtifactID, j.ID, ""; why != nil {
-			p.Error = why.Error()
+			p.Error = clip(why.Error())
 		}
 		if _, err = templatedb.MoveReplica(ctx, tx, p, on); err != nil {
 			return err
@@ -241,13 +284,13 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 // publish writes the template, its alias and the job's end, in one
 // transaction: whoever sees READY can resolve the alias.
 func (m *Master) publish(ctx context.Context, id template.JobID, expected int, failures []error) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
+	return m.update(ctx, func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(ctx, tx, id)
 		if err != nil || j.State != template.JobDistributing {
 			return err
 		}
-		var req cubeapi.FromImageRequest
-		if err := json.Unmarshal(j.Request, &req); err != nil {
+		req, err := keptOf(j.Request)
+		if err != nil {
 			return err
 		}
 		d, err := templatedb.AddDefinition(ctx, tx, template.Definition{ID: j.TemplateID, InstanceType: req.InstanceType, ArtifactID: j.ArtifactID, JobID: j.ID, ImageRef: j.ImageRef, Digest: j.Digest, Request: j.Request})
@@ -256,7 +299,7 @@ func (m *Master) publish(ctx context.Context, id template.JobID, expected int, f
 		}
 		event := template.OnAllReady
 		if len(failures) > 0 {
-			event, d.Error = template.OnSomeReady, errors.Join(failures...).Error()
+			event, d.Error = template.OnSomeReady, clip(errors.Join(failures...).Error())
 		}
 		if d, err = templatedb.MoveDefinition(ctx, tx, d, event); err != nil {
 			return err
@@ -264,7 +307,7 @@ func (m *Master) publish(ctx context.Context, id template.JobID, expected int, f
 		if j.Alias != "" {
 			_, err := templatedb.SetAlias(ctx, tx, d, j.Alias)
 			if errors.Is(err, fault.AliasTaken) {
-				j.Error = err.Error() // a warning: the template is good without it
+				j.Error = clip(err.Error()) // a warning: the template is good without it
 			} else if err != nil {
 				return err
 			}
@@ -278,9 +321,9 @@ func (m *Master) publish(ctx context.Context, id template.JobID, expected int, f
 }
 
 // giveUp ends a job of which nothing came: no template, no replicas, and an
-// artifact that nobody needs.
-func (m *Master) giveUp(ctx context.Context, j template.Job, why error) error {
-	err := m.db.Update(ctx, func(tx *store.Tx) error {
+// artifact that the sweep takes from the hosts unless something else needs it.
+func (m *Master) giveUp(ctx context.Context, j template.Job, failed int, why error) error {
+	err := m.update(ctx, func(tx *store.Tx) error {
 		now, err := templatedb.GetJob(ctx, tx, j.ID)
 		if err != nil || !now.State.Active() {
 			return err
@@ -288,14 +331,12 @@ func (m *Master) giveUp(ctx context.Context, j template.Job, why error) error {
 		if err := templatedb.RemoveReplicas(ctx, tx, j.TemplateID); err != nil {
 			return err
 		}
-		now.Error, now.ErrorCode = why.Error(), fault.Of(why).Name
+		now.Error, now.ErrorCode, now.Failed = clip(why.Error()), fault.Of(why).Name, failed
 		if _, err := templatedb.MoveJob(ctx, tx, now, template.OnJobFailed); err != nil {
 			return err
 		}
-		return unused(ctx, tx, j.ArtifactID)
+		return unused(ctx, tx, now.ArtifactID)
 	})
-	if err != nil {
-		return err
-	}
-	return m.cleanArtifact(ctx, j.ArtifactID)
+	m.sweepNow()
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -14,6 +15,13 @@ import (
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+)
+
+const (
+	listLimit = 10_000
+
+	// followUp is when the outbox takes over a delete that somebody waits for.
+	followUp = 2 * time.Second
 )
 
 // removal is the payload of a sandbox_delete message.
@@ -26,32 +34,41 @@ type removal struct {
 	Last bool `json:"last"`
 }
 
-func enqueueDelete(ctx context.Context, tx *store.Tx, id sandbox.ID, h host.ID, last bool, reason string) error {
-	b, err := json.Marshal(removal{id, h, reason, last})
+func enqueueDelete(ctx context.Context, tx *store.Tx, r removal, after time.Duration) error {
+	b, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	return tx.Enqueue(ctx, store.Message{Topic: topicSandboxDelete, Key: string(id) + "@" + string(h), Payload: b}, 0)
+	return tx.Enqueue(ctx, store.Message{Topic: topicSandboxDelete, Key: string(r.SandboxID) + "@" + string(r.HostID), Payload: b}, after)
 }
 
-// end begins a sandbox's end: from any state, and again. The host is called by
-// the outbox until it has proof.
-func (m *Master) end(ctx context.Context, id sandbox.ID, reason string) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		s, err := sandboxdb.GetSandbox(ctx, tx, id)
-		if err != nil || s.State == sandbox.Terminated || s.State == sandbox.Terminating {
-			return err
-		}
-		s.Reason = reason
-		if s, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnEndAsked); err != nil {
-			return err
-		}
-		if s.HostID == "" {
-			_, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone)
-			return err
-		}
-		return enqueueDelete(ctx, tx, id, s.HostID, true, reason)
+// end begins a sandbox's end, from any state and again, and returns the row.
+// From then on the outbox calls the host, after the given time and until it has
+// proof. A sandbox that was never sent to a host is gone at once.
+func (m *Master) end(ctx context.Context, id sandbox.ID, reason string, after time.Duration) (s sandbox.Sandbox, err error) {
+	err = m.update(ctx, func(tx *store.Tx) (err error) {
+		s, err = endIn(ctx, tx, id, reason, after)
+		return err
 	})
+	if err == nil && after == 0 {
+		m.deliverSoon(topicSandboxDelete)
+	}
+	return s, err
+}
+
+func endIn(ctx context.Context, tx *store.Tx, id sandbox.ID, reason string, after time.Duration) (sandbox.Sandbox, error) {
+	s, err := sandboxdb.GetSandbox(ctx, tx, id)
+	if err != nil || s.State == sandbox.Terminated || s.State == sandbox.Terminating {
+		return s, err
+	}
+	s.Reason = reason
+	if s, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnEndAsked); err != nil {
+		return s, err
+	}
+	if s.HostID == "" {
+		return sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone)
+	}
+	return s, enqueueDelete(ctx, tx, removal{id, s.HostID, reason, true}, after)
 }
 
 // compensate removes a sandbox from a host, and notes the proof.
@@ -59,6 +76,15 @@ func (m *Master) compensate(ctx context.Context, msg store.Message) error {
 	var r removal
 	if err := json.Unmarshal(msg.Payload, &r); err != nil {
 		return err
+	}
+	if r.Last {
+		s, err := m.sandbox(ctx, r.SandboxID)
+		if errors.Is(err, fault.SandboxNotFound) || err == nil && s.State == sandbox.Terminated {
+			return nil // whoever waited for it was faster
+		}
+		if err != nil {
+			return err
+		}
 	}
 	if err := m.removeFrom(ctx, r.SandboxID, r.HostID, r.Reason); err != nil {
 		return err
@@ -69,6 +95,8 @@ func (m *Master) compensate(ctx context.Context, msg store.Message) error {
 	return m.gone(ctx, r.SandboxID)
 }
 
+// removeFrom removes a sandbox from a host. No error is the host's word that
+// it has it no more.
 func (m *Master) removeFrom(ctx context.Context, id sandbox.ID, h host.ID, reason string) error {
 	f, err := m.host(ctx, h)
 	if err != nil {
@@ -86,7 +114,7 @@ func (m *Master) removeFrom(ctx context.Context, id sandbox.ID, h host.ID, reaso
 
 // gone ends a sandbox whose host said that it has it no more.
 func (m *Master) gone(ctx context.Context, id sandbox.ID) error {
-	err := m.db.Update(ctx, func(tx *store.Tx) error {
+	err := m.update(ctx, func(tx *store.Tx) error {
 		s, err := sandboxdb.GetSandbox(ctx, tx, id)
 		if err != nil || s.State != sandbox.Terminating {
 			return err
@@ -95,9 +123,11 @@ func (m *Master) gone(ctx context.Context, id sandbox.ID) error {
 		return err
 	})
 	if errors.Is(err, fault.SandboxNotFound) {
-		return nil
+		err = nil
 	}
-	m.fleet.ledger.Release(id)
+	if err == nil {
+		m.fleet.ledger.Release(id)
+	}
 	return err
 }
 
@@ -106,13 +136,16 @@ func (m *Master) gone(ctx context.Context, id sandbox.ID) error {
 func (m *Master) serveDelete(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.SandboxDeleteRequest
 	err := serve.ReadJSON(r, maxBody, &req)
+	if err == nil && req.SandboxID == "" {
+		err = fault.New(fault.InvalidInput, "sandbox_id is missing")
+	}
 	if err == nil {
-		err = m.deleteNow(r.Context(), sandbox.ID(req.SandboxID))
+		err = m.deleteSandbox(r.Context(), sandbox.ID(req.SandboxID))
 	}
 	m.answer(w, r, req.RequestID, err)
 }
 
-func (m *Master) deleteNow(ctx context.Context, id sandbox.ID) error {
+func (m *Master) deleteSandbox(ctx context.Context, id sandbox.ID) error {
 	s, err := m.sandbox(ctx, id)
 	if err != nil {
 		return err
@@ -120,11 +153,11 @@ func (m *Master) deleteNow(ctx context.Context, id sandbox.ID) error {
 	if s.State == sandbox.Terminated {
 		return fault.New(fault.SandboxNotFound, "sandbox %s ended: %s", id, s.Reason)
 	}
-	if err := m.end(ctx, id, "request"); err != nil {
+	if s, err = m.end(ctx, id, "request", followUp); err != nil || s.State == sandbox.Terminated {
 		return err
 	}
-	if s.HostID == "" {
-		return nil
+	if err := m.step("master.sandbox_delete.after_commit"); err != nil {
+		return err
 	}
 	if err := m.removeFrom(ctx, id, s.HostID, "request"); err != nil {
 		return err
@@ -142,15 +175,21 @@ func (m *Master) sandbox(ctx context.Context, id sandbox.ID) (s sandbox.Sandbox,
 
 func (m *Master) serveList(w http.ResponseWriter, r *http.Request) {
 	answer := cubeapi.SandboxListAnswer{Envelope: cubeapi.OK(requestID(r)), Data: []cubeapi.Sandbox{}}
-	f := sandboxdb.Filter{States: liveStates, HostID: host.ID(r.URL.Query().Get("host_id"))}
+	f := sandboxdb.Filter{States: liveStates, HostID: host.ID(r.URL.Query().Get("host_id")), Limit: listLimit}
 	if r.URL.Query().Get("all") == "true" {
 		f.States = nil
 	}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		hosts, err := sandboxdb.ListHosts(r.Context(), tx)
+		if err != nil {
+			return err
+		}
 		list, err := sandboxdb.ListSandboxes(r.Context(), tx, f)
+		answer.Data = answer.Data[:0]
 		for _, s := range list {
 			answer.Data = append(answer.Data, showSandbox(s))
 		}
+		answer.Partial = m.silent(hosts, list, tx.Now)
 		return err
 	})
 	if err != nil {
@@ -160,18 +199,55 @@ func (m *Master) serveList(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
+// silent returns the hosts of list that were not heard of lately: their
+// sandboxes are shown as the rows have them.
+func (m *Master) silent(hosts []host.Facts, list []sandbox.Sandbox, now time.Time) []string {
+	used := map[host.ID]bool{}
+	for _, s := range list {
+		used[s.HostID] = s.State != sandbox.Terminated || used[s.HostID]
+	}
+	var names []string
+	for _, f := range hosts {
+		if used[f.ID] && host.HealthOf(f, now, m.cfg.Master.HostStaleAfter) == host.Unknown {
+			names = append(names, string(f.ID))
+		}
+	}
+	return names
+}
+
 func (m *Master) serveInfo(w http.ResponseWriter, r *http.Request) {
-	s, err := m.sandbox(r.Context(), sandbox.ID(r.URL.Query().Get("sandbox_id")))
+	id := sandbox.ID(r.URL.Query().Get("sandbox_id"))
+	if id == "" {
+		serve.WriteError(w, r, fault.New(fault.InvalidInput, "sandbox_id is missing"))
+		return
+	}
+	answer := cubeapi.SandboxAnswer{Envelope: cubeapi.OK(requestID(r)), SandboxID: string(id)}
+	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		s, err := sandboxdb.GetSandbox(r.Context(), tx, id)
+		if err != nil {
+			return err
+		}
+		shown := showSandbox(s)
+		answer.SandboxIP, answer.HostID, answer.Sandbox = s.IP, string(s.HostID), &shown
+		f, err := sandboxdb.GetHost(r.Context(), tx, s.HostID)
+		if errors.Is(err, fault.HostUnknown) {
+			return nil
+		}
+		answer.HostIP = f.IP
+		return err
+	})
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
-	shown := showSandbox(s)
-	serve.WriteJSON(w, http.StatusOK, cubeapi.SandboxAnswer{Envelope: cubeapi.OK(requestID(r)), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), Sandbox: &shown})
+	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
 // reach returns the host client of a sandbox that runs.
 func (m *Master) reach(ctx context.Context, id string) (hostpb.HostServiceClient, host.ID, error) {
+	if id == "" {
+		return nil, "", fault.New(fault.InvalidInput, "sandbox_id is missing")
+	}
 	s, err := m.sandbox(ctx, sandbox.ID(id))
 	if err != nil {
 		return nil, "", err

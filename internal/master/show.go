@@ -1,6 +1,10 @@
 package master
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
 	"net/http"
 	"time"
 
@@ -19,11 +23,11 @@ func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }
 func showJob(j template.Job) *cubeapi.Job {
 	began := map[string]int64{}
 	for p, t := range j.PhaseTimes {
-		began[cubeapi.Word(p)] = t.UnixMilli()
+		began[cubeapi.Phases.Word(p)] = t.UnixMilli()
 	}
 	return &cubeapi.Job{
-		JobID: string(j.ID), TemplateID: string(j.TemplateID), RequestID: j.RequestID, AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Operation: cubeapi.Word(j.Operation),
-		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
+		JobID: string(j.ID), TemplateID: string(j.TemplateID), RequestID: j.RequestID, AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Operation: cubeapi.Operations.Word(j.Operation),
+		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Phases.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
 		ExpectedNodeCount: j.Expected, ReadyNodeCount: j.Ready, FailedNodeCount: j.Failed, Alias: j.Alias, SourceImageRef: j.ImageRef, SourceImageDigest: j.Digest,
 		PullTotalBytes: j.Pull.TotalBytes, PullDoneBytes: j.Pull.DoneBytes, PullTotalLayers: j.Pull.TotalLayers, PullDoneLayers: j.Pull.DoneLayers, PullBytesPerSecond: j.Pull.BytesPerSecond,
 		PhaseStartedMS: began, CreatedAt: stamp(j.CreatedAt), UpdatedAt: stamp(j.ChangedAt),
@@ -31,7 +35,7 @@ func showJob(j template.Job) *cubeapi.Job {
 }
 
 func showArtifact(a template.Artifact) *cubeapi.Artifact {
-	return &cubeapi.Artifact{ArtifactID: string(a.ID), ContentKey: a.ContentKey, SourceImageRef: a.ImageRef, SourceImageDigest: a.Digest, Ext4SHA256: a.SHA256, Ext4SizeBytes: a.SizeBytes, Status: cubeapi.Word(a.State), LastError: a.Error}
+	return &cubeapi.Artifact{ArtifactID: string(a.ID), ContentKey: a.ContentKey, SourceImageRef: a.ImageRef, SourceImageDigest: a.Digest, Ext4SHA256: a.SHA256, Ext4SizeBytes: a.SizeBytes, Status: cubeapi.ArtifactStatus.Word(a.State), LastError: a.Error}
 }
 
 func showTemplate(d template.Definition) cubeapi.Template {
@@ -40,14 +44,27 @@ func showTemplate(d template.Definition) cubeapi.Template {
 		info += "@" + d.Digest
 	}
 	return cubeapi.Template{
-		TemplateID: string(d.ID), Alias: d.Alias, DisplayName: d.Alias, InstanceType: d.InstanceType, Version: "v2", Status: cubeapi.Word(d.State), LastError: d.Error,
+		TemplateID: string(d.ID), Alias: d.Alias, DisplayName: d.Alias, InstanceType: d.InstanceType, Version: "v2", Status: cubeapi.TemplateStatus.Word(d.State), LastError: d.Error,
 		ArtifactID: string(d.ArtifactID), CreatedAt: stamp(d.CreatedAt), ImageInfo: info, JobID: string(d.JobID),
 	}
 }
 
+// showPending shows a template of which only a job tells: it is being made, or
+// never came to be.
+func showPending(j template.Job) cubeapi.Template {
+	d := template.Definition{ID: j.TemplateID, State: template.Creating, ArtifactID: j.ArtifactID, JobID: j.ID, ImageRef: j.ImageRef, Digest: j.Digest, CreatedAt: j.CreatedAt}
+	if !j.State.Active() {
+		d.State, d.Error = template.Failed, j.Error
+	}
+	if k, err := keptOf(j.Request); err == nil {
+		d.InstanceType = k.InstanceType
+	}
+	return showTemplate(d)
+}
+
 func showSandbox(s sandbox.Sandbox) cubeapi.Sandbox {
 	return cubeapi.Sandbox{
-		SandboxID: string(s.ID), Status: cubeapi.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
+		SandboxID: string(s.ID), Status: cubeapi.SandboxStatus.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
 		MilliCPU: s.Resources.MilliCPU, MemBytes: s.Resources.MemBytes, DiskBytes: s.Resources.DiskBytes, Labels: s.Metadata, Reason: s.Reason, CreatedAt: stamp(s.CreatedAt),
 	}
 }
@@ -66,8 +83,31 @@ func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {
 		serve.WriteError(w, r, fault.New(fault.InvalidInput, "job_id is missing"))
 		return
 	}
-	j, err := m.job(r.Context(), template.JobID(id))
-	m.answerJob(w, r, "", j, err)
+	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(requestID(r))}
+	err := m.db.View(r.Context(), func(tx *store.Tx) error {
+		j, err := templatedb.GetJob(r.Context(), tx, template.JobID(id))
+		if err != nil {
+			return err
+		}
+		answer.Job = showJob(j)
+		d, err := templatedb.GetDefinition(r.Context(), tx, j.TemplateID)
+		if err == nil {
+			answer.Job.TemplateStatus = cubeapi.TemplateStatus.Word(d.State)
+		} else if !errors.Is(err, fault.TemplateNotFound) {
+			return err
+		}
+		a, err := templatedb.GetArtifact(r.Context(), tx, j.ArtifactID)
+		if errors.Is(err, fault.ArtifactNotFound) {
+			return nil
+		}
+		answer.Job.Artifact, answer.Job.ArtifactStatus = showArtifact(a), cubeapi.ArtifactStatus.Word(a.State)
+		return err
+	})
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
 func (m *Master) serveBuildStatus(w http.ResponseWriter, r *http.Request) {
@@ -84,10 +124,12 @@ func (m *Master) serveBuildStatus(w http.ResponseWriter, r *http.Request) {
 		answer.Status = "error"
 	}
 	if answer.Message == "" {
-		answer.Message = cubeapi.Word(j.Phase)
+		answer.Message = cubeapi.Phases.Word(j.Phase)
 	}
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
+
+const templateLimit = 1000
 
 // serveTemplates answers one template when template_id is given, else all.
 func (m *Master) serveTemplates(w http.ResponseWriter, r *http.Request) {
@@ -97,9 +139,17 @@ func (m *Master) serveTemplates(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := cubeapi.TemplateListAnswer{Envelope: cubeapi.OK(requestID(r)), Data: []cubeapi.Template{}}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
-		list, err := templatedb.ListDefinitions(r.Context(), tx, 1000)
+		list, err := templatedb.ListDefinitions(r.Context(), tx, templateLimit)
+		if err != nil {
+			return err
+		}
+		jobs, err := templatedb.JobsWithoutTemplate(r.Context(), tx, templateLimit)
+		answer.Data = answer.Data[:0]
 		for _, d := range list {
 			answer.Data = append(answer.Data, showTemplate(d))
+		}
+		for _, j := range jobs {
+			answer.Data = append(answer.Data, showPending(j))
 		}
 		return err
 	})
@@ -114,6 +164,14 @@ func (m *Master) serveTemplate(w http.ResponseWriter, r *http.Request, name stri
 	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
 		d, err := templatedb.Resolve(r.Context(), tx, name)
+		if errors.Is(err, fault.TemplateNotFound) {
+			j, found, late := templatedb.LatestJob(r.Context(), tx, template.ID(name))
+			if late == nil && found {
+				answer.Template = showPending(j)
+				return nil
+			}
+			return errors.Join(err, late)
+		}
 		if err != nil {
 			return err
 		}
@@ -125,8 +183,9 @@ func (m *Master) serveTemplate(w http.ResponseWriter, r *http.Request, name stri
 		if err != nil {
 			return err
 		}
+		answer.Replicas = nil
 		for _, p := range list {
-			shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
+			shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.ReplicaPhase.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
 			if f, err := sandboxdb.GetHost(r.Context(), tx, p.HostID); err == nil {
 				shown.NodeIP = f.IP
 			}
@@ -148,16 +207,20 @@ func (j rawJSON) MarshalJSON() ([]byte, error) { return j, nil }
 
 func (m *Master) serveAlias(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.AliasRequest
-	var err error
-	if r.ContentLength != 0 {
-		err = serve.ReadJSON(r, maxBody, &req)
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if err != nil {
+		err = fault.Wrap(fault.InvalidInput, err, "request body")
+	} else if len(bytes.TrimSpace(body)) > 0 { // no body clears, as null does
+		if err = json.Unmarshal(body, &req); err != nil {
+			err = fault.Wrap(fault.InvalidInput, err, "request body is not the JSON that this path takes")
+		}
 	}
 	if err == nil && req.Alias != "" {
 		err = template.CheckAlias(req.Alias)
 	}
 	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
 	if err == nil {
-		err = m.db.Update(r.Context(), func(tx *store.Tx) error {
+		err = m.update(r.Context(), func(tx *store.Tx) error {
 			d, err := m.moveAlias(r, tx, req.Alias)
 			answer.Template = showTemplate(d)
 			return err
@@ -202,7 +265,7 @@ func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {
 	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(requestID(r))}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
 		a, err := templatedb.GetArtifact(r.Context(), tx, template.ArtifactID(id))
-		answer.Job = &cubeapi.Job{ArtifactID: id, ArtifactStatus: cubeapi.Word(a.State), Artifact: showArtifact(a)}
+		answer.Job = &cubeapi.Job{ArtifactID: id, ArtifactStatus: cubeapi.ArtifactStatus.Word(a.State), Artifact: showArtifact(a)}
 		return err
 	})
 	if err != nil {

@@ -8,15 +8,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
+
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
-	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 )
@@ -25,8 +26,26 @@ const (
 	guestPort     = 49983 // always exposed, counts against nobody
 	maxExtraPorts = 3
 	maxRef        = 1000
+	maxRequestID  = 190
+	maxKind       = 64 // of instance_type and network_type
 	minWritable   = 16 << 20
+	maxDisk       = 16 << 40
 )
+
+// kept is a build request as it is stored: without credentials, but with the
+// mark that it had some.
+type kept struct {
+	cubeapi.FromImageRequest
+	Private bool `json:"private,omitempty"`
+}
+
+func keptOf(stored []byte) (kept, error) {
+	var k kept
+	if err := json.Unmarshal(stored, &k); err != nil {
+		return k, fault.Wrap(fault.Bug, err, "stored request")
+	}
+	return k, nil
+}
 
 func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.FromImageRequest
@@ -42,7 +61,8 @@ func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
 	m.answerJob(w, r, req.RequestID, j, err)
 }
 
-// normalise fills the defaults and refuses what breaks a rule (facts 1.3).
+// normalise fills the defaults and refuses what breaks a rule (facts 1.3). All
+// faults that need no look at the rows are found here.
 func normalise(r *cubeapi.FromImageRequest) error {
 	set := func(s *string, v string) {
 		if *s == "" {
@@ -52,12 +72,16 @@ func normalise(r *cubeapi.FromImageRequest) error {
 	set(&r.InstanceType, "cubebox")
 	set(&r.NetworkType, "tap")
 	set(&r.WritableLayerSize, "1Gi")
-	r.SourceImageRef = strings.TrimSpace(r.SourceImageRef)
-	if r.SourceImageRef == "" || len(r.SourceImageRef) > maxRef || strings.HasPrefix(r.SourceImageRef, "-") {
-		return fault.New(fault.ImageRef, "source_image_ref %q", r.SourceImageRef)
+	switch {
+	case len(r.RequestID) > maxRequestID:
+		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
+	case len(r.InstanceType) > maxKind || len(r.NetworkType) > maxKind:
+		return fault.New(fault.InvalidInput, "instance_type and network_type have at most %d characters", maxKind)
+	case r.RegistryPassword != "" && r.RegistryUsername == "":
+		return fault.New(fault.InvalidInput, "registry_password without registry_username")
 	}
-	if len(r.RequestID) > 190 {
-		return fault.New(fault.InvalidInput, "requestID has %d characters, at most 190", len(r.RequestID))
+	if err := checkImage(r); err != nil {
+		return err
 	}
 	if r.Alias != "" {
 		if err := template.CheckAlias(r.Alias); err != nil {
@@ -66,12 +90,46 @@ func normalise(r *cubeapi.FromImageRequest) error {
 	}
 	if n, err := sandbox.Bytes(r.WritableLayerSize, "Gi"); err != nil {
 		return err
-	} else if n < minWritable {
-		return fault.New(fault.InvalidInput, "writable_layer_size %s: at least 16Mi", r.WritableLayerSize)
+	} else if n < minWritable || n > maxDisk {
+		return fault.New(fault.InvalidInput, "writable_layer_size %s: must be 16Mi to 16Ti", r.WritableLayerSize)
 	}
 	if _, err := resources(r.Overrides, nil, 0); err != nil {
 		return err
 	}
+	if err := checkEnvs(r.Overrides); err != nil {
+		return err
+	}
+	return checkPorts(r)
+}
+
+func checkImage(r *cubeapi.FromImageRequest) error {
+	r.SourceImageRef = strings.TrimSpace(r.SourceImageRef)
+	ref := r.SourceImageRef
+	for _, scheme := range []string{"docker://", "https://", "http://"} {
+		ref = strings.TrimPrefix(ref, scheme)
+	}
+	if len(ref) > maxRef || strings.HasPrefix(ref, "-") {
+		return fault.New(fault.ImageRef, "source_image_ref %.100q", ref)
+	}
+	if _, err := name.ParseReference(ref); err != nil {
+		return fault.Wrap(fault.ImageRef, err, "source_image_ref %q", r.SourceImageRef)
+	}
+	return nil
+}
+
+func checkEnvs(o *cubeapi.ContainerOverride) error {
+	if o == nil {
+		return nil
+	}
+	for _, e := range o.Envs {
+		if e.Key == "" || strings.ContainsAny(e.Key, "=\x00") || strings.Contains(e.Value, "\x00") {
+			return fault.New(fault.InvalidInput, "environment variable %q", e.Key)
+		}
+	}
+	return nil
+}
+
+func checkPorts(r *cubeapi.FromImageRequest) error {
 	slices.Sort(r.ExposedPorts)
 	r.ExposedPorts = slices.Compact(r.ExposedPorts)
 	extra := 0
@@ -90,11 +148,12 @@ func normalise(r *cubeapi.FromImageRequest) error {
 }
 
 // submit stores a job and what hands it on, in one transaction. The same
-// request again returns the job of the first.
+// request again returns the job of the first; the password is no part of it.
 func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (template.Job, error) {
-	creds := rootfs.Auth{Username: req.RegistryUsername, Password: req.RegistryPassword}
-	req.RegistryPassword = "" // never stored
-	stored, err := json.Marshal(req)
+	creds := credentials{req.RegistryUsername, req.RegistryPassword}
+	private := creds != credentials{}
+	req.RegistryUsername, req.RegistryPassword = "", "" // never stored
+	stored, err := json.Marshal(kept{req, private})
 	if err != nil {
 		return template.Job{}, err
 	}
@@ -106,126 +165,71 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		ID: template.JobID(id.New(template.JobPrefix)), TemplateID: template.ID(id.New(template.IDPrefix)), RequestID: req.RequestID, Operation: template.OpCreate, AttemptNo: 1,
 		Alias: req.Alias, Phase: template.PhasePulling, Request: stored, ImageRef: req.SourceImageRef, PhaseTimes: template.PhaseTimes{},
 	}
-	// Before the commit, so that the dispatch finds them however soon it comes.
-	m.lend(fresh.ID, creds)
+	if private {
+		m.lend(fresh.ID, creds) // before the commit, so that whoever hands it over finds them
+	}
 	var j template.Job
-	err = m.db.Update(ctx, func(tx *store.Tx) (err error) {
+	err = m.update(ctx, func(tx *store.Tx) (err error) {
 		old, found, err := templatedb.JobByRequest(ctx, tx, req.RequestID, template.OpCreate)
 		if err != nil {
 			return err
 		}
 		if found {
-			if string(old.Request) != string(stored) {
-				return fault.New(fault.SubmissionReused, "request %s", req.RequestID)
-			}
 			j = old
-			return nil
+			return sameRequest(old, stored)
 		}
-		if req.Alias != "" {
-			if d, taken, err := templatedb.DefinitionByAlias(ctx, tx, req.Alias); err != nil {
-				return err
-			} else if taken {
-				return fault.New(fault.AliasTaken, "alias %q, held by %s", req.Alias, d.ID)
-			}
+		if err := m.checkRows(ctx, tx, req); err != nil {
+			return err
 		}
-		if j, err = templatedb.AddJob(ctx, tx, fresh); err != nil {
+		j, err = templatedb.AddJob(ctx, tx, fresh)
+		if errors.Is(err, fault.Exists) {
+			return fault.VersionConflict // the twin of this request was committed meanwhile: look again
+		}
+		if err != nil || private {
 			return err
 		}
 		return tx.Enqueue(ctx, store.Message{Topic: topicBuild, Key: string(j.ID), Trace: string(trace)}, 0)
 	})
-	if errors.Is(err, fault.Exists) {
-		// The twin of this request was committed meanwhile.
-		return m.submit(ctx, withPassword(req, creds))
-	}
 	if err != nil || j.ID != fresh.ID {
 		m.forget(fresh.ID)
+		return j, err
 	}
-	if err == nil {
-		err = fail.Point("master.submit.after_commit")
+	if err := m.step("master.submit.after_commit"); err != nil {
+		return j, err
 	}
-	return j, err
+	if private {
+		m.background(ctx, func(ctx context.Context) { m.handPrivate(ctx, fresh.ID) })
+	}
+	m.deliverSoon(topicBuild)
+	return j, nil
 }
 
-func withPassword(r cubeapi.FromImageRequest, a rootfs.Auth) cubeapi.FromImageRequest {
-	r.RegistryPassword = a.Password
-	return r
+func sameRequest(old template.Job, stored []byte) error {
+	if string(old.Request) != string(stored) {
+		return fault.New(fault.SubmissionReused, "request %s, which asked for job %s", old.RequestID, old.ID)
+	}
+	return nil
 }
 
-func (m *Master) lend(id template.JobID, a rootfs.Auth) {
-	if a == (rootfs.Auth{}) {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.credentials[id] = a
-}
-
-func (m *Master) forget(id template.JobID) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.credentials, id)
-}
-
-// dispatch hands a job to the template centre. It is tried again while the
-// centre is away; a refusal ends the job.
-func (m *Master) dispatch(ctx context.Context, msg store.Message) error {
-	j, err := m.job(ctx, template.JobID(msg.Key))
-	if errors.Is(err, fault.JobNotFound) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if j.State != template.JobQueued {
-		return nil
-	}
-	b := cubeapi.TCBuildRequest{JobID: string(j.ID), TemplateID: string(j.TemplateID)}
-	if err := json.Unmarshal(j.Request, &b.Request); err != nil {
-		return err
-	}
-	if err := json.Unmarshal([]byte(msg.Trace), &b.Trace); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	creds, lent := m.credentials[j.ID]
-	m.mu.Unlock()
-	if b.Request.RegistryUsername != "" && !lent {
-		return m.failJob(ctx, j.ID, fault.New(fault.ImageDenied, "job %s: the master was restarted and keeps no credentials; submit it again", j.ID))
-	}
-	b.Request.RegistryPassword = creds.Password
-	err = m.center.Build(telemetry.Join(ctx, b.Trace), b)
-	switch {
-	case err == nil:
-		m.forget(j.ID)
-		return nil
-	case fault.Of(err).Class.Retry && msg.Attempts < dispatchTries:
-		return err
-	}
-	m.forget(j.ID)
-	return m.failJob(ctx, j.ID, err)
-}
-
-// dispatchTries bounds how often the template centre is asked: with the
-// outbox's pauses, about a minute.
-const dispatchTries = 9
-
-func (m *Master) job(ctx context.Context, id template.JobID) (j template.Job, err error) {
-	err = m.db.View(ctx, func(tx *store.Tx) (err error) {
-		j, err = templatedb.GetJob(ctx, tx, id)
-		return err
-	})
-	return j, err
-}
-
-// failJob ends a job with why. One that has ended keeps its own outcome.
-func (m *Master) failJob(ctx context.Context, id template.JobID, why error) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		j, err := templatedb.GetJob(ctx, tx, id)
-		if err != nil || !j.State.Active() {
+// checkRows refuses what the rows rule out already: an alias in use, a host of
+// the scope that is unknown or not healthy. Both are looked at again at the
+// end, since a build takes its time.
+func (m *Master) checkRows(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest) error {
+	if req.Alias != "" {
+		d, taken, err := templatedb.DefinitionByAlias(ctx, tx, req.Alias)
+		if err != nil {
 			return err
 		}
-		j.Error, j.ErrorCode = why.Error(), fault.Of(why).Name
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
-		return err
-	})
+		if taken {
+			return fault.New(fault.AliasTaken, "alias %q, held by %s", req.Alias, d.ID)
+		}
+	}
+	if len(req.DistributionScope) == 0 {
+		return nil
+	}
+	all, err := sandboxdb.ListHosts(ctx, tx)
+	if err == nil {
+		_, err = m.inScope(all, req, tx.Now)
+	}
+	return err
 }

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/host"
-	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
@@ -16,19 +14,15 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const (
-	sweepLimit     = 100
-	startGrace     = 30 * time.Second // beyond create_timeout, for a create to write its own end
-	orphanGrace    = time.Minute      // a host may have a sandbox before its row says so
-	terminatedKept = 24 * time.Hour
-)
+// sweepLimit bounds what one round takes up; the rest waits for the next.
+const sweepLimit = 100
 
-// sweepLoop repairs what got stuck. The first round takes up everything that
-// an earlier process left, the later ones only what waits for too long.
+// sweepLoop repairs what got stuck. Its first rounds take up everything that an
+// earlier process left, the later ones only what waits for too long.
 func (m *Master) sweepLoop(ctx context.Context) {
-	orphans := map[string]time.Time{}
-	for first := true; ; first = false {
-		m.sweep(ctx, first, orphans)
+	seen := sightings{}
+	for {
+		m.sweep(ctx, seen)
 		select {
 		case <-ctx.Done():
 			return
@@ -37,24 +31,26 @@ func (m *Master) sweepLoop(ctx context.Context) {
 	}
 }
 
-func (m *Master) sweep(ctx context.Context, first bool, orphans map[string]time.Time) {
-	errs := []error{m.sweepJobs(ctx, first)}
+func (m *Master) sweep(ctx context.Context, seen sightings) {
+	errs := []error{m.sweepQueued(ctx), m.sweepBuilt(ctx)}
 	// One master at a time: the rest have nothing to add.
 	_, err := m.db.WithLock(ctx, "paddock_master_sweep", 0, func(ctx context.Context) error {
-		return errors.Join(m.sweepDeletes(ctx), m.sweepSandboxes(ctx, first), m.compareHosts(ctx, orphans), m.forgetOld(ctx))
+		return errors.Join(m.sweepStalled(ctx), m.sweepDeletes(ctx), m.sweepSandboxes(ctx), m.compareHosts(ctx, seen), m.forgetOld(ctx))
 	})
-	if err := errors.Join(append(errs, err)...); err != nil && ctx.Err() == nil {
+	errs = append(errs, err, m.expireCharges(ctx))
+	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
 	}
-	m.fleet.ledger.Expire(time.Now().Add(-m.cfg.Master.CreateTimeout - startGrace))
 }
 
-// sweepJobs resumes jobs that are built and go no further.
-func (m *Master) sweepJobs(ctx context.Context, first bool) error {
+// sweepBuilt resumes jobs that are built and go no further, the one that waits
+// longest first. In a process that has just begun that is each of them: whoever
+// had them before may have ended.
+func (m *Master) sweepBuilt(ctx context.Context) error {
 	var list []template.Job
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
-		if first {
+		if time.Since(m.began) < m.pace.hostGrace+m.cfg.Master.SweepInterval {
 			f.ChangedBefore = tx.Now
 		}
 		list, err = templatedb.ListJobs(ctx, tx, f)
@@ -66,138 +62,107 @@ func (m *Master) sweepJobs(ctx context.Context, first bool) error {
 	return err
 }
 
+// sweepStalled ends builds that nobody reported on for too long. The template
+// centre does so too; this is for one that is away for good.
+func (m *Master) sweepStalled(ctx context.Context) error {
+	after := m.cfg.TemplateCenter.RunningStaleAfter + m.cfg.TemplateCenter.ReconcileInterval
+	var list []template.Job
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobBuilding}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
+		return err
+	})
+	errs := []error{err}
+	for _, j := range list {
+		j.Error, j.ErrorCode = fault.New(fault.BuildStalled, "job %s: %s with no report for over %s", j.ID, j.Phase, after).Error(), fault.BuildStalled.Name
+		err := m.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobStalled)
+			return err
+		})
+		if !errors.Is(err, fault.VersionConflict) { // else somebody reported meanwhile
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // sweepDeletes finishes deletes that waited for a host.
 func (m *Master) sweepDeletes(ctx context.Context) error {
 	var list []template.Definition
-	var artifacts []template.Artifact
+	var unclean, kept []template.Artifact
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		if list, err = templatedb.DefinitionsIn(ctx, tx, template.Deleting, sweepLimit); err != nil {
 			return err
 		}
-		artifacts, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactCleanup}, Limit: sweepLimit})
+		if unclean, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactCleanup}, Limit: sweepLimit}); err != nil {
+			return err
+		}
+		kept, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactDeleting}, ChangedBefore: tx.Now.Add(-m.pace.deletingKept), Limit: sweepLimit})
 		return err
 	})
 	errs := []error{err}
-	for _, d := range list {
-		errs = append(errs, m.finishDelete(ctx, d))
+	for _, a := range kept {
+		// Its message was given up, or its removal fails: begin again.
+		errs = append(errs, m.db.Update(ctx, func(tx *store.Tx) error {
+			_, err := templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactKept)
+			return err
+		}))
 	}
-	for _, a := range artifacts {
-		errs = append(errs, m.cleanArtifact(ctx, a.ID))
+	for _, a := range unclean {
+		_, err := m.cleanArtifact(ctx, a.ID, 0)
+		errs = append(errs, err)
+	}
+	for _, d := range list {
+		if err := m.finishDelete(ctx, d, 0); !errors.Is(err, fault.StateConflict) {
+			errs = append(errs, err) // what another has in hand waits for the next sweep
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // sweepSandboxes ends sandboxes that are on their way for longer than a create
-// may take: whoever made them has gone. On the first round that is all of
-// them, if this is the only master.
-func (m *Master) sweepSandboxes(ctx context.Context, _ bool) error {
+// may take: whoever made them has gone.
+func (m *Master) sweepSandboxes(ctx context.Context) error {
 	var list []sandbox.Sandbox
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
 			States:        []sandbox.State{sandbox.Allocating, sandbox.Starting},
-			ChangedBefore: tx.Now.Add(-m.cfg.Master.CreateTimeout - startGrace), Limit: sweepLimit, OldestFirst: true,
+			ChangedBefore: tx.Now.Add(-m.passing()), Limit: sweepLimit, OldestFirst: true,
 		})
 		return err
 	})
 	errs := []error{err}
 	for _, s := range list {
 		m.log.WarnContext(ctx, "sandbox that never started is ended", slog.String("sandbox_id", string(s.ID)))
-		errs = append(errs, m.end(ctx, s.ID, "its create was lost"))
+		_, err := m.end(ctx, s.ID, "its create was lost", 0)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// compareHosts holds each host's own list against the rows. A host that does
-// not answer proves nothing.
-func (m *Master) compareHosts(ctx context.Context, orphans map[string]time.Time) error {
-	var list []host.Facts
-	var now time.Time
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		now = tx.Now
-		list, err = sandboxdb.ListHosts(ctx, tx)
-		return err
-	})
-	errs := []error{err}
-	for _, f := range list {
-		if host.HealthOf(f, now, m.cfg.Master.HostStaleAfter) == host.Unknown {
-			continue
-		}
-		errs = append(errs, m.compareHost(ctx, f, orphans))
-	}
-	return errors.Join(errs...)
-}
+// passing is how long a sandbox may be on its way before nobody is at work on
+// it any more.
+func (m *Master) passing() time.Duration { return m.cfg.Master.CreateTimeout + m.pace.startGrace }
 
-func (m *Master) compareHost(ctx context.Context, f host.Facts, orphans map[string]time.Time) error {
-	// The rows first: what started between the two looks is then known to the
-	// host and not to the rows, which waits; the other order would end it.
-	var rows []sandbox.Sandbox
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		rows, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{HostID: f.ID, States: liveStates, Limit: 20_000})
-		return err
-	})
+// expireCharges ends what the ledger holds for creates that ended without a
+// word, by the database's clock, which dated them.
+func (m *Master) expireCharges(ctx context.Context) error {
+	_, now, err := m.fleet.now(ctx)
 	if err != nil {
 		return err
 	}
-	client, err := m.hosts.to(f)
-	if err != nil {
-		return err
+	for _, id := range m.fleet.ledger.Expire(now.Add(-m.passing())) {
+		m.log.WarnContext(ctx, "charge expired", slog.String("sandbox_id", string(id)))
 	}
-	bounded, cancel := context.WithTimeout(ctx, hostCall)
-	defer cancel()
-	answer, err := client.ListSandboxes(bounded, &hostpb.ListSandboxesRequest{})
-	if err != nil {
-		return hostFault(err, f.ID)
-	}
-	there := map[string]*hostpb.Sandbox{}
-	for _, s := range answer.GetSandboxes() {
-		there[s.GetSandboxId()] = s
-	}
-	var errs []error
-	for _, row := range rows {
-		shown, ok := there[string(row.ID)]
-		delete(there, string(row.ID))
-		switch {
-		case row.State != sandbox.Running:
-		case !ok:
-			errs = append(errs, m.end(ctx, row.ID, "its host has it no more"))
-		case shown.GetState() == hostpb.SandboxState_SANDBOX_STATE_EXITED:
-			errs = append(errs, m.end(ctx, row.ID, shown.GetReason()))
-		}
-	}
-	return errors.Join(append(errs, m.removeOrphans(ctx, f, there, orphans))...)
+	return nil
 }
 
-// removeOrphans removes sandboxes that no row knows, once they were seen for
-// longer than a create may take to write its row.
-func (m *Master) removeOrphans(ctx context.Context, f host.Facts, there map[string]*hostpb.Sandbox, seen map[string]time.Time) error {
-	var errs []error
-	for id := range there {
-		key := string(f.ID) + "/" + id
-		if seen[key].IsZero() {
-			seen[key] = time.Now()
-		}
-		if time.Since(seen[key]) < orphanGrace {
-			continue
-		}
-		m.log.WarnContext(ctx, "sandbox in no book is removed", slog.String("sandbox_id", id), slog.String("host_id", string(f.ID)))
-		if err := m.removeFrom(ctx, sandbox.ID(id), f.ID, "orphaned"); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		delete(seen, key)
-	}
-	return errors.Join(errs...)
-}
-
+// forgetOld drops rows and answers that nobody asks for any more.
 func (m *Master) forgetOld(ctx context.Context) error {
-	return m.db.Update(ctx, func(tx *store.Tx) error {
-		_, err := sandboxdb.ForgetSandboxes(ctx, tx, tx.Now.Add(-terminatedKept), sweepLimit)
-		if err == nil {
-			_, err = tx.ForgetSubmissions(ctx, sweepLimit)
+	return m.update(ctx, func(tx *store.Tx) error {
+		if _, err := sandboxdb.ForgetSandboxes(ctx, tx, tx.Now.Add(-m.pace.terminatedKept), 10*sweepLimit); err != nil {
+			return err
 		}
-		if errors.Is(err, fault.VersionConflict) {
-			return nil
-		}
+		_, err := tx.ForgetSubmissions(ctx, 10*sweepLimit)
 		return err
 	})
 }

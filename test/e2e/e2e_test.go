@@ -303,7 +303,7 @@ func TestBadInputIsCoded(t *testing.T) {
 		{"invalid_input", build(image, "--expose-port", "70000")},
 		{"no_template_hosts", build(image, "--node", "nobody")},
 		{"template_not_found", []string{"sandbox", "create", "nothing"}},
-		{"no_capacity", []string{"sandbox", "create", "box", "--cpu", "10000"}},
+		{"no_capacity", []string{"sandbox", "create", "box", "--cpu", "900"}},
 		{"invalid_input", []string{"sandbox", "create", "box", "--memory", "lots"}},
 		{"sandbox_not_found", []string{"sandbox", "info", "i000000000000000000000000"}},
 		{"sandbox_not_found", []string{"sandbox", "delete", "i000000000000000000000000"}},

@@ -1,0 +1,212 @@
+package master
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+// centerCall bounds one call of the template centre.
+const centerCall = 30 * time.Second
+
+// credentials of a registry are kept in memory, for as long as their job waits
+// for a builder. Nothing else keeps them.
+type credentials struct{ username, password string }
+
+func (m *Master) lend(id template.JobID, c credentials) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.credentials[id] = c
+}
+
+func (m *Master) lent(id template.JobID) (credentials, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c, ok := m.credentials[id]
+	return c, ok
+}
+
+func (m *Master) forget(id template.JobID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.credentials, id)
+}
+
+// forgetBegun drops the credentials of jobs that a builder has begun.
+func (m *Master) forgetBegun(ctx context.Context) error {
+	m.mu.Lock()
+	ids := slices.Collect(maps.Keys(m.credentials))
+	m.mu.Unlock()
+	return m.db.View(ctx, func(tx *store.Tx) error {
+		for _, id := range ids {
+			j, err := templatedb.GetJob(ctx, tx, id)
+			switch {
+			case errors.Is(err, fault.JobNotFound): // it is being submitted now
+			case err != nil:
+				return err
+			case j.State != template.JobQueued:
+				m.forget(id)
+			}
+		}
+		return nil
+	})
+}
+
+// dispatch hands a public job to the template centre. It is tried again while
+// the centre is away; a refusal ends the job.
+func (m *Master) dispatch(ctx context.Context, msg store.Message) error {
+	var trace map[string]string
+	if err := json.Unmarshal([]byte(msg.Trace), &trace); err != nil {
+		return err
+	}
+	err := m.hand(telemetry.Join(ctx, trace), template.JobID(msg.Key))
+	if err == nil || fault.Of(err).Class.Retry && msg.Attempts < m.pace.dispatchTries {
+		return err
+	}
+	return m.failQueued(ctx, template.JobID(msg.Key), err)
+}
+
+// handPrivate hands over a job whose credentials only this process has.
+func (m *Master) handPrivate(ctx context.Context, id template.JobID) {
+	pause := 100 * time.Millisecond
+	for began := time.Now(); ; pause = min(2*pause, 5*time.Second) {
+		err := m.hand(ctx, id)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if !fault.Of(err).Class.Retry || time.Since(began) > m.pace.privateFor {
+			if err := m.failQueued(ctx, id, err); err != nil && ctx.Err() == nil {
+				m.log.ErrorContext(ctx, "job not ended; a sweep will", slog.String("job_id", string(id)), slog.String("error", err.Error()))
+			}
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// hand gives a queued job to the template centre, which takes the same job any
+// number of times, and notes that it was taken. A job that is past waiting is
+// nobody's to hand over.
+func (m *Master) hand(ctx context.Context, id template.JobID) error {
+	j, err := m.job(ctx, id)
+	if errors.Is(err, fault.JobNotFound) || err == nil && j.State != template.JobQueued {
+		m.forget(id)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	k, err := keptOf(j.Request)
+	if err != nil {
+		return err
+	}
+	creds, ok := m.lent(id)
+	if k.Private && !ok {
+		return fault.New(fault.CredentialsLost, "job %s", id)
+	}
+	b := cubeapi.TCBuildRequest{JobID: string(j.ID), TemplateID: string(j.TemplateID), Request: k.FromImageRequest, Trace: telemetry.Carrier(ctx)}
+	b.Request.RegistryUsername, b.Request.RegistryPassword = creds.username, creds.password
+	bounded, cancel := context.WithTimeout(ctx, centerCall)
+	defer cancel()
+	err = m.center.Build(bounded, b)
+	if err != nil && !errors.Is(err, fault.StateConflict) && !errors.Is(err, fault.BuildInProgress) {
+		return err // else it is in hand there, or past that
+	}
+	if err := m.step("master.dispatch.after_call"); err != nil {
+		return err
+	}
+	return m.touchQueued(ctx, id)
+}
+
+// touchQueued shows that a job which waits for a builder is in good hands, so
+// that no sweep takes it for stalled.
+func (m *Master) touchQueued(ctx context.Context, id template.JobID) error {
+	return m.update(ctx, func(tx *store.Tx) error {
+		j, err := templatedb.GetJob(ctx, tx, id)
+		if err != nil || j.State != template.JobQueued {
+			return err
+		}
+		_, err = templatedb.TouchJob(ctx, tx, j)
+		return err
+	})
+}
+
+// sweepQueued hands over again what has waited for a while: the template
+// centre may have been restarted and know nothing of it. Every master does so
+// for the jobs whose credentials it has; those whose credentials nobody has any
+// more are ended.
+func (m *Master) sweepQueued(ctx context.Context) error {
+	var list []template.Job
+	var now time.Time
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		now = tx.Now
+		list, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobQueued}, ChangedBefore: tx.Now.Add(-m.pace.redispatch), Limit: sweepLimit})
+		return err
+	})
+	errs := []error{err}
+	for _, j := range list {
+		if ctx.Err() != nil {
+			break
+		}
+		quiet := now.Sub(j.ChangedAt)
+		err := m.hand(ctx, j.ID)
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, fault.CredentialsLost) && quiet < m.pace.privateKept:
+			continue // another master has them
+		case fault.Of(err).Class.Retry && quiet < m.cfg.TemplateCenter.PendingStaleAfter && !errors.Is(err, fault.CredentialsLost):
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, m.failQueued(ctx, j.ID, err))
+	}
+	return errors.Join(append(errs, m.forgetBegun(ctx))...)
+}
+
+func (m *Master) job(ctx context.Context, id template.JobID) (j template.Job, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) (err error) {
+		j, err = templatedb.GetJob(ctx, tx, id)
+		return err
+	})
+	return j, err
+}
+
+// failQueued ends a job that could not be handed over. One that has gone on
+// meanwhile was handed over after all: only the answer was lost.
+func (m *Master) failQueued(ctx context.Context, id template.JobID, why error) error {
+	err := m.update(ctx, func(tx *store.Tx) error {
+		j, err := templatedb.GetJob(ctx, tx, id)
+		if err != nil || j.State != template.JobQueued {
+			return err
+		}
+		d := fault.DetailOf(why)
+		j.Error, j.ErrorCode = clip(d.Message), d.Code
+		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
+		return err
+	})
+	if err == nil {
+		m.forget(id) // after the row: without it a sweep would take them for lost
+	}
+	return err
+}
+
+// maxWords bounds the words of a failure that a row keeps.
+const maxWords = 4096
+
+func clip(s string) string { return s[:min(len(s), maxWords)] }

@@ -1,0 +1,63 @@
+package master
+
+import (
+	"errors"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+// Quicken makes everything that waits wait less, so that tests need not.
+func (m *Master) Quicken() {
+	m.pace = pace{
+		outbox:         20 * time.Millisecond,
+		beat:           50 * time.Millisecond,
+		dispatchTries:  4,
+		privateFor:     500 * time.Millisecond,
+		privateKept:    time.Second,
+		redispatch:     200 * time.Millisecond,
+		hostGrace:      0,
+		startGrace:     200 * time.Millisecond,
+		orphanGrace:    200 * time.Millisecond,
+		deletingKept:   time.Second,
+		terminatedKept: time.Hour,
+	}
+}
+
+// HostGrace sets how long after a start hosts are waited for.
+func (m *Master) HostGrace(d time.Duration) { m.pace.hostGrace = d }
+
+// OrphanGrace sets how long a sandbox that no row knows is left alone.
+func (m *Master) OrphanGrace(d time.Duration) { m.pace.orphanGrace = d }
+
+// KeepTerminated sets how long rows of ended sandboxes are kept.
+func (m *Master) KeepTerminated(d time.Duration) { m.pace.terminatedKept = d }
+
+// ErrCrash is what a test's step returns for a process that ends there.
+var ErrCrash = errors.New("the process ends here")
+
+// At calls do at each step that the master passes.
+func (m *Master) At(do func(step string) error) { m.step = do }
+
+// Charged returns what the ledger holds against a host.
+func (m *Master) Charged(id host.ID) host.Resources { return m.fleet.ledger.Charged(id) }
+
+// Lends reports whether the master has credentials in memory for a job.
+func (m *Master) Lends(id string) bool { _, ok := m.lent(template.JobID(id)); return ok }
+
+// HostFault is hostFault.
+func HostFault(err error, id host.ID) error { return hostFault(err, id) }
+
+// ElsewhereUntil returns how many times in a row err sends a create to another
+// host, at most limit.
+func ElsewhereUntil(err *fault.Code, limit int) int {
+	var a attempts
+	for n := range limit {
+		if !a.elsewhere(err) {
+			return n
+		}
+	}
+	return limit
+}

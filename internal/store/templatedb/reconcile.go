@@ -1,0 +1,37 @@
+package templatedb
+
+import (
+	"context"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+func scanPlacement(r store.Scanner) (p template.Placement, err error) {
+	var created int64
+	err = r.Scan(&p.ArtifactID, &p.HostID, &created)
+	p.CreatedAt = time.UnixMicro(created)
+	return p, err
+}
+
+// PlacementsSince returns the placements that were noted after the given time.
+func PlacementsSince(ctx context.Context, tx *store.Tx, after time.Time) ([]template.Placement, error) {
+	return store.Collect(ctx, tx, scanPlacement, `SELECT artifact_id, host_id, created_us FROM placement WHERE created_us > ?`, after.UnixMicro())
+}
+
+// PlacementsOfHost returns what a host holds, as far as the rows know.
+func PlacementsOfHost(ctx context.Context, tx *store.Tx, id host.ID) ([]template.Placement, error) {
+	return store.Collect(ctx, tx, scanPlacement, `SELECT artifact_id, host_id, created_us FROM placement WHERE host_id = ? ORDER BY artifact_id`, []byte(id))
+}
+
+// JobsWithoutTemplate returns the newest job of each template that has no
+// definition, newest first, at most limit: what is being made, or never came to
+// be.
+func JobsWithoutTemplate(ctx context.Context, tx *store.Tx, limit int) ([]template.Job, error) {
+	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job j
+		WHERE NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = j.template_id)
+		AND NOT EXISTS (SELECT 1 FROM job n WHERE n.template_id = j.template_id AND n.attempt_no > j.attempt_no)
+		ORDER BY created_us DESC, id DESC LIMIT ?`, limitOf(limit))
+}
