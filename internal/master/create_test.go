@@ -30,7 +30,7 @@ func ready(t *testing.T, dsn string, n int, room host.Resources, change ...func(
 		q.Overrides = &cubeapi.ContainerOverride{Command: []string{"serve"}, Args: []string{"-p", "80"}, Envs: []cubeapi.KeyValue{{Key: "LANG", Value: "de"}, {Key: "A", Value: "template"}}}
 		q.ExposedPorts = []int{8080}
 	})
-	if int(j.ReadyNodeCount) != n {
+	if j.ReadyNodeCount != n {
 		t.Fatalf("%d of %d hosts took the template: %+v", j.ReadyNodeCount, n, j)
 	}
 	return r, hosts
