@@ -70,6 +70,33 @@ func TestDeathIsNoticed(t *testing.T) {
 	w.mustBeEmpty()
 }
 
+// The address of a dead sandbox goes to another, which keeps it when the dead
+// one is deleted.
+func TestADeadSandboxTakesNoNetworkWithIt(t *testing.T) {
+	w := newWorld(t).open().hold()
+	before, dead := w.create(request()), w.create(request())
+	w.delete(before.GetSandboxId())
+	check(t, syscall.Kill(w.kernelOf(dead.GetSandboxId()), syscall.SIGKILL))
+	w.exitedFor(dead.GetSandboxId(), "exited")
+	w.mustHaveReleased(dead.GetSandboxId())
+	for given := ""; given != before.GetIp(); { // go round: then the next is that of the dead
+		n, err := w.cube.Networks().Reserve("round")
+		check(t, err)
+		w.cube.Networks().Release(n)
+		given = n.IP
+	}
+	s := w.create(request())
+	if s.GetIp() != dead.GetIp() {
+		t.Fatalf("it has %s, not %s", s.GetIp(), dead.GetIp())
+	}
+	w.delete(dead.GetSandboxId())
+	if _, err := w.run(&hostpb.ExecStart{SandboxId: s.GetSandboxId(), Command: []string{"probe"}}, nil); err != nil {
+		t.Errorf("exec: %v", err)
+	}
+	w.delete(s.GetSandboxId())
+	w.mustBeEmpty()
+}
+
 // mustHaveReleased checks that of a dead sandbox only the record is left.
 func (w *world) mustHaveReleased(id string) {
 	w.t.Helper()

@@ -103,7 +103,7 @@ func (c *Cubelet) release(ctx context.Context, s *instance) error {
 		return err
 	}
 	var parts errgroup.Group
-	parts.Go(func() error { return c.nets.Destroy(s.entry.Network) })
+	parts.Go(func() error { return c.dropNetwork(s) })
 	parts.Go(func() error { return os.RemoveAll(filepath.Join(c.journal.path(s.id), "runtime")) })
 	var err error
 	if s.mounted {
@@ -118,6 +118,19 @@ func (c *Cubelet) release(ctx context.Context, s *instance) error {
 	s.charged = false
 	c.mu.Unlock()
 	return nil
+}
+
+// dropNetwork gives the network back, once: another sandbox may have the
+// address the moment it is free.
+func (c *Cubelet) dropNetwork(s *instance) error {
+	if s.entry.Released {
+		return nil
+	}
+	err := c.nets.Destroy(s.entry.Network)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s.entry.Released = err == nil
+	return err
 }
 
 // watch follows the kernel of s until it ends or the cubelet stops.

@@ -38,6 +38,10 @@ type entry struct {
 	// left but this.
 	EndedAt time.Time `json:"ended_at,omitzero"`
 	Reason  string    `json:"reason,omitempty"`
+
+	// Released is set when its network was given back: another may have the
+	// address since.
+	Released bool `json:"released,omitempty"`
 }
 
 const journalFile = "journal.json"

@@ -14,10 +14,10 @@ import (
 )
 
 // adoptTime is how long a guest that was left running may take to answer.
-const adoptTime = 10 * time.Second
+const adoptTime = 5 * time.Second
 
-// recover compares the journal with the machine. Sandboxes that run and answer
-// are adopted; those that were whole once and are dead are told of until
+// recover compares the journal with the machine. Sandboxes that run are
+// adopted; those that were whole once and are dead are told of until
 // somebody deletes them; everything else of ours is removed.
 func (c *Cubelet) recover(ctx context.Context) error {
 	entries, torn, err := c.journal.list()
@@ -25,7 +25,9 @@ func (c *Cubelet) recover(ctx context.Context) error {
 		return fault.Wrap(fault.DataDir, err, "journal")
 	}
 	for _, e := range entries {
-		c.nets.Adopt(e.Network) // no new sandbox may have the address meanwhile
+		if !e.Released {
+			c.nets.Adopt(e.Network) // no new sandbox may have the address meanwhile
+		}
 	}
 	var group errgroup.Group
 	group.SetLimit(16)
@@ -86,7 +88,8 @@ func (c *Cubelet) put(s *instance, is state) {
 	c.metrics.running.Set(float64(len(c.live)))
 }
 
-// adopt takes over a sandbox that still runs and whose guest answers.
+// adopt takes over a sandbox that still runs. A guest that does not answer in
+// time proves nothing: its host may be overloaded, its share of it small.
 func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
 	e := s.entry
 	if !e.EndedAt.IsZero() || !e.Kernel.Alive() {
@@ -95,8 +98,7 @@ func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
 	bounded, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
 	if err := s.await(bounded); err != nil {
-		c.log.WarnContext(ctx, "a sandbox that runs does not answer", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
-		return false
+		c.log.WarnContext(ctx, "a sandbox that runs does not answer yet", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 	}
 	if _, err := c.mounts.Acquire(e.ArtifactID, c.images.path(e.ArtifactID)); err != nil {
 		c.log.WarnContext(ctx, "the template of a running sandbox is gone", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))

@@ -119,6 +119,26 @@ func TestRunningSandboxesAreAdopted(t *testing.T) {
 	check(t, err)
 }
 
+// A sandbox that runs is no dead one because its guest is slow.
+func TestASilentGuestIsAdopted(t *testing.T) {
+	w := newWorld(t)
+	kill, died := w.openChild("")
+	w.hold()
+	s := w.create(request())
+	check(t, w.write(s.GetSandboxId(), "/root/kept", []byte("since before")))
+	kernel := w.kernelOf(s.GetSandboxId())
+	kill()
+	<-died
+	check(t, syscall.Kill(kernel, syscall.SIGSTOP))
+	w.open()
+	check(t, syscall.Kill(kernel, syscall.SIGCONT))
+	if got, err := w.read(s.GetSandboxId(), "/root/kept"); err != nil || string(got) != "since before" {
+		t.Errorf("%q, %v", got, err)
+	}
+	w.delete(s.GetSandboxId())
+	w.mustBeEmpty()
+}
+
 // A stop that was told to keep sandboxes keeps them, and what they need.
 func TestStopKeepsSandboxes(t *testing.T) {
 	w := newWorld(t)

@@ -52,7 +52,8 @@ func (t *Table) Acquire(name, path string) (string, error) {
 	return target, nil
 }
 
-// Release gives up one Acquire; the last one unmounts.
+// Release gives up one Acquire; the last one unmounts. After an error nothing
+// is given up: the caller holds it still, and releases again.
 func (t *Table) Release(name string) error {
 	e := t.ref(name, -1)
 	e.mu.Lock()
@@ -63,7 +64,11 @@ func (t *Table) Release(name string) error {
 	if busy {
 		return nil
 	}
-	return detach(filepath.Join(t.dir, name))
+	if err := detach(filepath.Join(t.dir, name)); err != nil {
+		t.ref(name, 1)
+		return err
+	}
+	return nil
 }
 
 // InUse reports whether somebody holds name.

@@ -90,6 +90,30 @@ func TestOneMountForAllUsers(t *testing.T) {
 	}
 }
 
+// An unmount that fails gives up nothing: the count stays true.
+func TestReleaseThatFailsIsNone(t *testing.T) {
+	path, dir := image(t, "^"), t.TempDir()
+	table := mount.New(dir)
+	at, err := table.Acquire("a", path)
+	check(t, err)
+	f, err := os.Open(filepath.Join(at, "file"))
+	check(t, err)
+	if err := table.Release("a"); err == nil || !table.InUse("a") {
+		t.Fatalf("a busy mount was released: %v", err)
+	}
+	_, err = table.Acquire("a", path) // a second user
+	check(t, err)
+	check(t, f.Close())
+	check(t, table.Release("a"))
+	if m, _ := mounts(t, dir, path); m != 1 || !table.InUse("a") {
+		t.Errorf("the second user lost it: %d mounts", m)
+	}
+	check(t, table.Release("a"))
+	if m, l := mounts(t, dir, path); m != 0 || l != 0 || table.InUse("a") {
+		t.Errorf("%d mounts, %d loop devices", m, l)
+	}
+}
+
 func TestSweepRemovesWhatNobodyHolds(t *testing.T) {
 	path, dir := image(t, "^"), t.TempDir()
 	before := mount.New(dir)
