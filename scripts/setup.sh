@@ -4,9 +4,12 @@
 # usage: setup.sh run|test|check
 . "$(dirname "$0")/lib.sh"
 level=${1:-run}
+GO_NEEDED=go$(sed -n 's/^go //p' "$(dirname "$0")/../tools/runsc/go.mod") # the highest of our modules
 
 [ "$(id -u)" = 0 ] || die "run as root: packages are installed, and sandboxes need mounts and namespaces"
-command -v go >/dev/null || die "Go 1.26 is missing"
+command -v go >/dev/null || die "Go is missing: install $GO_NEEDED or newer from https://go.dev/dl"
+have=$(GOTOOLCHAIN=local go env GOVERSION)
+[ "$(printf '%s\n' "$GO_NEEDED" "$have" | sort -V | head -n 1)" = "$GO_NEEDED" ] || die "$have is too old: install $GO_NEEDED or newer from https://go.dev/dl"
 
 packages=(ca-certificates e2fsprogs iproute2 nftables mmdebstrap docker-registry)
 [ "$level" = run ] || packages+=(gcc libc6-dev mariadb-server redis-server busybox-static)

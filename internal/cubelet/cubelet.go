@@ -26,6 +26,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubelet/mount"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/cubelet/runsc"
+	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/config"
@@ -41,6 +42,15 @@ type Deps struct {
 	GRPCPort int
 }
 
+// driver is what the cubelet asks of the runtime that it was started with.
+type driver interface {
+	runtime.Driver
+	// Reclaim removes what an earlier process left, but for sandboxes to keep.
+	Reclaim(ctx context.Context, keep func(id string) bool) error
+	// Close gives back what the driver itself has.
+	Close() error
+}
+
 // Cubelet is the agent of one host. Make one with Open. It is safe for
 // concurrent use.
 type Cubelet struct {
@@ -51,7 +61,7 @@ type Cubelet struct {
 	dir     string // of everything that outlives the machine's next start
 	run     string // of what does not; its path is short, for sockets
 
-	driver  *runsc.Driver
+	driver  driver
 	mounts  *mount.Table
 	cgroups *cgroup.Parent
 	nets    *network.Pool

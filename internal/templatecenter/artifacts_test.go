@@ -312,8 +312,12 @@ func TestADirectoryThatCannotBeUsedStopsTheStart(t *testing.T) {
 		d := r.deps
 		d.Metrics = telemetry.NewRegistry()
 		change(&d)
-		if _, err := templatecenter.Open(d); fault.Of(err) != fault.DataDir {
+		c, err := templatecenter.Open(d)
+		if fault.Of(err) != fault.DataDir {
 			t.Errorf("error %v", err)
+		}
+		if err := c.Run(t.Context()); fault.Of(err) != fault.DataDir {
+			t.Errorf("what could not be opened runs: %v", err)
 		}
 	}
 }

@@ -136,9 +136,11 @@ func (c *Center) open() (err error) {
 	if err := rootfs.Sweep(work); err != nil {
 		return errors.Join(fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work), c.work.Close())
 	}
-	if c.keep, err = openStore(c.cfg.ArtifactStore); err != nil {
+	keep, err := openStore(c.cfg.ArtifactStore)
+	if err != nil {
 		return errors.Join(err, c.work.Close())
 	}
+	c.keep = keep // only what is open: a nil of some type would pass for it
 	return nil
 }
 

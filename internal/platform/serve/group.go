@@ -19,8 +19,8 @@ import (
 const (
 	// readyTime bounds how long a part may take until the next is started.
 	readyTime = 30 * time.Second
-	// partStopTime bounds how long one part may take to stop. A server needs
-	// stopTime of it for its open requests.
+	// partStopTime bounds how long a part may take to stop that asks for no
+	// other time. A server needs stopTime of it for its open requests.
 	partStopTime = stopTime + 5*time.Second
 )
 
@@ -37,6 +37,8 @@ type Named struct {
 	// Ready, when not nil, returns when the part can be used by those after it;
 	// they are started only then. Its ctx ends when the part or the group does.
 	Ready func(ctx context.Context) error
+	// StopTime, when not zero, is how long the part may take to stop.
+	StopTime time.Duration
 }
 
 // Func makes a function a Service.
@@ -137,11 +139,15 @@ func (g group) await(life context.Context, p *part) error {
 // halt stops p and returns what went wrong with that.
 func (g group) halt(ctx context.Context, p *part) error {
 	p.cancel()
-	late := time.NewTimer(g.stop)
+	stop := g.stop
+	if p.StopTime > 0 {
+		stop = p.StopTime
+	}
+	late := time.NewTimer(stop)
 	defer late.Stop()
 	select {
 	case <-late.C:
-		return fault.New(fault.Deadline, "%s did not stop in %s", p.Name, g.stop)
+		return fault.New(fault.Deadline, "%s did not stop in %s", p.Name, stop)
 	case <-p.done:
 	}
 	if p.err != nil && !errors.Is(p.err, context.Canceled) && !errors.Is(p.err, http.ErrServerClosed) {

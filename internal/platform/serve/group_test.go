@@ -120,6 +120,21 @@ func TestGroupWaitsForReadinessWithinABound(t *testing.T) {
 	})
 }
 
+func TestAPartMayTakeItsOwnTimeToStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := Named{Name: "slow", StopTime: time.Hour, Service: Func(func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(30 * time.Minute)
+			return nil
+		})}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := Group(ctx, silent, slow); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestGroupLeavesBehindWhatDoesNotStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &story{}

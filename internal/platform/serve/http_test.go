@@ -1,12 +1,14 @@
 package serve
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -42,6 +44,65 @@ func TestAPortInUseIsKnownAtOnce(t *testing.T) {
 	}
 	if _, err := HTTP(t.Context(), silent, "203.0.113.1:1", nil); !errors.Is(err, fault.BadConfig) {
 		t.Errorf("an address of another machine: %v", err)
+	}
+}
+
+// A body that never comes holds nothing for long, whoever reads it; one that
+// came lifts the limit, so that a long answer is not cut.
+func TestABodyThatNeverComes(t *testing.T) {
+	m := NewMiddleware("test", silent, prometheus.NewRegistry())
+	m.bodyTime = 50 * time.Millisecond
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /reads", func(w http.ResponseWriter, r *http.Request) {
+		var v any
+		if err := ReadJSON(r, 1<<10, &v); err != nil {
+			WriteError(w, r, err)
+		}
+	})
+	mux.HandleFunc("POST /refuses", func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	mux.HandleFunc("POST /long", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		select {
+		case <-r.Context().Done():
+			t.Error("a request that was read is given up")
+		case <-time.After(4 * m.bodyTime):
+			w.WriteHeader(http.StatusTeapot)
+		}
+	})
+	s, err := HTTP(t.Context(), silent, "127.0.0.1:0", m.Wrap(mux))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := started(t, s)
+	for path, want := range map[string]int{"/reads": http.StatusBadRequest, "/refuses": http.StatusUnauthorized, "/long": http.StatusTeapot} {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := "{"
+		if path == "/long" {
+			body = "{}"
+		}
+		if _, err := io.WriteString(c, "POST "+path+" HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"+body); err != nil {
+			t.Fatal(err)
+		}
+		r := bufio.NewReader(c)
+		got, err := http.ReadResponse(r, nil)
+		if err != nil || got.StatusCode != want {
+			t.Errorf("%s: %v, %v", path, got, err)
+		}
+		if _, err := io.Copy(io.Discard, got.Body); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		if path != "/long" { // the server hangs up instead of waiting for the rest
+			if _, err := r.ReadByte(); err == nil {
+				t.Errorf("%s: more came", path)
+			}
+		}
+		_ = c.Close()
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

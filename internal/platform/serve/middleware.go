@@ -27,13 +27,14 @@ var requestIDForm = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 // Middleware is what every HTTP face does around its handlers.
 type Middleware struct {
 	Log      *slog.Logger
+	bodyTime time.Duration
 	duration *prometheus.HistogramVec
 }
 
 // NewMiddleware returns the middleware of the face called name and registers
 // its histogram.
 func NewMiddleware(name string, log *slog.Logger, reg prometheus.Registerer) *Middleware {
-	m := &Middleware{Log: log, duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	m := &Middleware{Log: log, bodyTime: bodyTime, duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:        "paddock_http_request_seconds",
 		Help:        "Duration of HTTP requests by route and status.",
 		ConstLabels: prometheus.Labels{"face": name},
@@ -51,6 +52,7 @@ func (m *Middleware) Wrap(mux *http.ServeMux) http.Handler {
 		given := requestID(outer.Header.Get(headerRequestID))
 		w.Header().Set(headerRequestID, given)
 		rec := &recorder{ResponseWriter: w, status: http.StatusOK}
+		patient(w, outer, m.bodyTime)
 		r := outer.WithContext(context.WithValue(logs.WithRequestID(outer.Context(), given), recorderKey{}, rec))
 		defer func() {
 			p := recover()
