@@ -91,7 +91,8 @@ func TestABodyThatNeverComes(t *testing.T) {
 		if err != nil || got.StatusCode != want {
 			t.Errorf("%s: %v, %v", path, got, err)
 		}
-		if _, err := io.Copy(io.Discard, got.Body); err != nil {
+		_, err = io.Copy(io.Discard, got.Body)
+		if err = errors.Join(err, got.Body.Close()); err != nil {
 			t.Errorf("%s: %v", path, err)
 		}
 		if path != "/long" { // the server hangs up instead of waiting for the rest
