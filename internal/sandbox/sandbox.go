@@ -83,6 +83,7 @@ type Sandbox struct {
 	Metadata   map[string]string
 	Request    []byte // the expanded request as JSON
 	Reason     string // why it ends or ended: request, timeout, orphaned, failed, lost
+	ExpiresAt  time.Time // when it is ended by itself; zero: never
 	CreatedAt  time.Time
 	ChangedAt  time.Time
 }
