@@ -24,7 +24,7 @@ const (
 	claimTime   = 15 * time.Second // after a deliverer's last sign of life another may try
 	claimEvery  = 5 * time.Second  // between signs of life
 	keptTime    = claimTime - claimEvery
-	handleTime  = 2 * time.Minute  // how long one delivery may take
+	handleTime  = 2 * time.Minute // how long one delivery may take
 	maxAttempts = 200
 	maxPause    = time.Minute
 )

@@ -37,7 +37,7 @@ func scanDefinition(r store.Scanner) (d template.Definition, err error) {
 func GetDefinition(ctx context.Context, tx *store.Tx, id template.ID) (template.Definition, error) {
 	d, ok, err := store.First(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition WHERE id = ?`, string(id))
 	if err == nil && (!ok || d.ID != id) { // MySQL takes "x " for "x"
-		err = fault.New(fault.TemplateNotFound, "template %q", id)
+		err = fault.New(fault.TemplateNotFound, "template %.128q", id)
 	}
 	return d, err
 }
