@@ -42,7 +42,7 @@ func (a *app) hostCommand() *cobra.Command {
 			return a.show(h, func(w io.Writer) { table(w, []cubeapi.Host{*h}) })
 		})
 	}}
-	c.AddCommand(list, info)
+	c.AddCommand(list, info, a.hostRemoveCommand())
 	return c
 }
 

@@ -6,18 +6,21 @@ import "github.com/paddock-dev/paddock/internal/fault"
 // The template is named by id or alias, in template_id or in the annotation
 // cube.master.appsnapshot.template.id.
 type SandboxCreateRequest struct {
+	// RequestID makes the request one that may be sent again: the same id
+	// answers the same sandbox while it lives.
 	RequestID    string            `json:"requestID"`
 	TemplateID   string            `json:"template_id,omitempty"`
-	InstanceType string            `json:"instance_type,omitempty"`
-	Timeout      *int64            `json:"timeout,omitempty"` // idle time to live in seconds
+	InstanceType string            `json:"instance_type,omitempty"` // of the host; default: the template's
+	Timeout      *int64            `json:"timeout,omitempty"`       // seconds from now until it is ended; -1 or absent: never
 	Annotations  map[string]string `json:"annotations,omitempty"`
 	Labels       map[string]string `json:"labels,omitempty"`
 	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
-	Containers   []Container       `json:"containers,omitempty"`
+	Containers   []Container       `json:"containers,omitempty"` // at most one
 	Scope        []string          `json:"distribution_scope,omitempty"`
 }
 
-// Container is one container of a create request, as far as it is used.
+// Container is what a create request changes of the template's program. A
+// sandbox has one container. Command and args follow ContainerOverride.
 type Container struct {
 	Name      string     `json:"name,omitempty"`
 	Command   []string   `json:"command,omitempty"`
@@ -54,6 +57,7 @@ type Sandbox struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	Reason     string            `json:"reason,omitempty"`
 	CreatedAt  string            `json:"created_at"`
+	EndAt      string            `json:"end_at,omitempty"` // when it is ended by itself
 }
 
 // SandboxListAnswer carries sandboxes, newest first. Partial names the hosts

@@ -15,10 +15,12 @@ type FromImageRequest struct {
 	ExposedPorts      []int              `json:"exposed_ports,omitempty"`
 	DistributionScope []string           `json:"distribution_scope,omitempty"`
 	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
-	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"`
+	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // true is refused: no CA is put into templates
 }
 
-// ContainerOverride replaces what the image says.
+// ContainerOverride replaces what the image says. A command takes the place of
+// the image's entrypoint and drops its arguments; args alone take the place of
+// the arguments.
 type ContainerOverride struct {
 	Command    []string   `json:"command,omitempty"`
 	Args       []string   `json:"args,omitempty"`

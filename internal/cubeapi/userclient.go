@@ -182,6 +182,12 @@ func (c *Client) Hosts(ctx context.Context) ([]Host, error) {
 	return a.Data, err
 }
 
+// RemoveHost takes a host that will not return out of the books: its sandboxes
+// are lost. One that still reports is refused with fault.StateConflict.
+func (c *Client) RemoveHost(ctx context.Context, id string) error {
+	return c.call(ctx, http.MethodDelete, PathHosts+"/"+url.PathEscape(id), nil, nil)
+}
+
 // Host returns one host.
 func (c *Client) Host(ctx context.Context, id string) (*Host, error) {
 	var a HostAnswer

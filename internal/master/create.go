@@ -1,43 +1,28 @@
 package master
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/hostpb"
-	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
-	"github.com/paddock-dev/paddock/internal/store/templatedb"
-	"github.com/paddock-dev/paddock/internal/template"
 )
 
 const (
-	defaultMilliCPU = 1000
-	defaultMem      = 512 << 20
-	minMilliCPU     = 10
-	minMem          = 64 << 20
-
-	// Beyond any host, so that sums never overflow; what is only beyond the
-	// fleet is told by the scheduler.
-	maxMilliCPU = 100_000_000
-	maxMem      = 1 << 50
-
 	hostCall = 15 * time.Second
 
 	// runtimeTries is how many hosts a sandbox that does not start is tried on:
@@ -50,20 +35,6 @@ const (
 	maxDelay   = time.Second
 )
 
-// plan is a request with its template merged in: what will be placed.
-type plan struct {
-	req      cubeapi.SandboxCreateRequest
-	template template.Definition
-	artifact template.Artifact
-	writable int64
-	command  []string
-	envs     map[string]string
-	ports    []int32
-	row      sandbox.Sandbox
-
-	workingDir, user string
-}
-
 func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	var req cubeapi.SandboxCreateRequest
@@ -72,7 +43,6 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	var made *hostpb.Sandbox
 	var f host.Facts
 	if err == nil {
-		req.RequestID = named(r, req.RequestID)
 		s, f, made, err = m.create(r.Context(), req)
 	}
 	outcome := "success"
@@ -89,7 +59,7 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 		ext["step-"+step] = fmt.Sprintf("%.1f", float64(us)/1000)
 	}
 	shown := showSandbox(s)
-	serve.WriteJSON(w, http.StatusOK, cubeapi.SandboxAnswer{Envelope: cubeapi.OK(req.RequestID), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), HostIP: f.IP, ExtInfo: ext, Sandbox: &shown})
+	serve.WriteJSON(w, http.StatusOK, cubeapi.SandboxAnswer{Envelope: cubeapi.OK(named(r, req.RequestID)), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), HostIP: f.IP, ExtInfo: ext, Sandbox: &shown})
 }
 
 // create is the whole transaction: row, choice, host, row. Whatever fails
@@ -99,6 +69,13 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	ctx, cancel := context.WithTimeout(ctx, m.cfg.Master.CreateTimeout)
 	defer cancel()
 	p, err := m.begin(ctx, req)
+	for err == nil && p.again {
+		row, f, err := m.follow(ctx, p.row.ID)
+		if err == nil || !failedCreate(row) {
+			return row, f, nil, m.inTime(ctx, err)
+		}
+		p, err = m.begin(ctx, req) // the try that was followed failed: it is our turn
+	}
 	if err != nil {
 		return p.row, host.Facts{}, nil, m.inTime(ctx, err)
 	}
@@ -129,133 +106,6 @@ func (m *Master) inTime(ctx context.Context, err error) error {
 	return err
 }
 
-// begin resolves the template and stores the sandbox, in one transaction that
-// keeps the template from being deleted.
-func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*plan, error) {
-	name := req.TemplateID
-	if name == "" {
-		name = req.Annotations[cubeapi.AnnotationTemplate]
-	}
-	if name == "" {
-		return &plan{}, fault.New(fault.InvalidInput, "template_id is missing")
-	}
-	if err := checkCreate(req); err != nil {
-		return &plan{}, err
-	}
-	p := &plan{req: req}
-	err := m.update(ctx, func(tx *store.Tx) (err error) {
-		if p.template, err = templatedb.Resolve(ctx, tx, name); err != nil {
-			return err
-		}
-		if err := templatedb.Pin(ctx, tx, p.template); err != nil {
-			return err
-		}
-		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
-			return err
-		}
-		if err := p.merge(); err != nil {
-			return err
-		}
-		p.row, err = sandboxdb.AddSandbox(ctx, tx, p.row)
-		return err
-	})
-	return p, err
-}
-
-// checkCreate refuses what no template can make right.
-func checkCreate(r cubeapi.SandboxCreateRequest) error {
-	all := []cubeapi.KeyValue{}
-	for k, v := range r.Envs {
-		all = append(all, cubeapi.KeyValue{Key: k, Value: v})
-	}
-	for _, c := range r.Containers {
-		all = append(all, c.Envs...)
-	}
-	return checkEnvs(&cubeapi.ContainerOverride{Envs: all})
-}
-
-// merge lays the request over its template: the environment of the image, of
-// the template, of the request, the later one counting; resources as the
-// template says, else as the request does.
-func (p *plan) merge() error {
-	t, err := keptOf(p.template.Request)
-	if err != nil {
-		return err
-	}
-	if p.writable, err = sandbox.Bytes(t.WritableLayerSize, "Gi"); err != nil {
-		return err
-	}
-	p.envs, p.workingDir, p.user = map[string]string{}, p.artifact.WorkingDir, p.artifact.User
-	for _, kv := range p.artifact.Env {
-		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
-			p.envs[k] = v
-		}
-	}
-	add := func(list []cubeapi.KeyValue) {
-		for _, e := range list {
-			p.envs[e.Key] = e.Value
-		}
-	}
-	if o := t.Overrides; o != nil {
-		p.command = slices.Concat(o.Command, o.Args)
-		if o.WorkingDir != "" {
-			p.workingDir = o.WorkingDir
-		}
-		add(o.Envs)
-	}
-	var asked *cubeapi.Quantity
-	for i, c := range p.req.Containers {
-		if i == 0 {
-			asked = c.Resources
-		}
-		add(c.Envs)
-	}
-	maps.Copy(p.envs, p.req.Envs)
-	for _, port := range t.ExposedPorts {
-		p.ports = append(p.ports, int32(port)) //nolint:gosec // checked at submit: 1 to 65535
-	}
-	res, err := resources(t.Overrides, asked, p.writable)
-	if err != nil {
-		return err
-	}
-	stored, err := json.Marshal(p.req)
-	if err != nil {
-		return err
-	}
-	p.row = sandbox.Sandbox{ID: sandbox.ID(id.New(sandbox.IDPrefix)), TemplateID: p.template.ID, Resources: res, Metadata: p.req.Labels, Request: stored}
-	return nil
-}
-
-// resources returns what a sandbox takes: the template's word, else the
-// request's, else the defaults. What does not parse is refused.
-func resources(o *cubeapi.ContainerOverride, asked *cubeapi.Quantity, disk int64) (host.Resources, error) {
-	res := host.Resources{MilliCPU: defaultMilliCPU, MemBytes: defaultMem, DiskBytes: disk, Slots: 1}
-	list := []*cubeapi.Quantity{asked}
-	if o != nil {
-		list = append(list, o.Resources)
-	}
-	for _, q := range list {
-		if q == nil {
-			continue
-		}
-		var err error
-		if q.CPU != "" {
-			if res.MilliCPU, err = sandbox.MilliCPU(q.CPU); err != nil {
-				return res, err
-			}
-		}
-		if q.Mem != "" {
-			if res.MemBytes, err = sandbox.Bytes(q.Mem, "Mi"); err != nil {
-				return res, err
-			}
-		}
-	}
-	if res.MilliCPU < minMilliCPU || res.MilliCPU > maxMilliCPU || res.MemBytes < minMem || res.MemBytes > maxMem {
-		return res, fault.New(fault.InvalidInput, "%dm CPU and %d bytes of memory: a sandbox has %dm to %dm CPU and 64Mi to 1Pi memory", res.MilliCPU, res.MemBytes, minMilliCPU, maxMilliCPU)
-	}
-	return res, nil
-}
-
 // attempts is what one create has tried so far.
 type attempts struct {
 	full    int // hosts that had no room after all
@@ -265,7 +115,7 @@ type attempts struct {
 
 // place chooses hosts until one makes the sandbox, none is left, or time is up.
 func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbox, error) {
-	r := scheduler.Request{Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, InstanceType: p.template.InstanceType, Resources: p.row.Resources, Seed: rand.Uint64()}
+	r := scheduler.Request{Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, InstanceType: cmp.Or(p.req.InstanceType, p.template.InstanceType), Resources: p.row.Resources, Seed: rand.Uint64()}
 	for _, s := range p.req.Scope {
 		r.Scope = append(r.Scope, host.ID(s))
 	}
@@ -437,7 +287,7 @@ func (m *Master) abandon(ctx context.Context, s sandbox.Sandbox, why error) {
 			}
 			return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
 		}
-		_, err = endIn(ctx, tx, s.ID, "failed: "+why.Error(), 0)
+		_, err = endIn(ctx, tx, s.ID, reasonFailed+why.Error(), 0)
 		return err
 	})
 	if err != nil {

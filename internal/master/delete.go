@@ -142,6 +142,11 @@ func (m *Master) finishDelete(ctx context.Context, d template.Definition, wait t
 	if !clean {
 		return fault.New(fault.StateConflict, "template %s: its bytes are in another's hands; it stays DELETING, and a sweep ends it", d.ID)
 	}
+	return m.forgetDeleted(ctx, d)
+}
+
+// forgetDeleted removes a deleted template of which no host has anything.
+func (m *Master) forgetDeleted(ctx context.Context, d template.Definition) error {
 	return m.update(ctx, func(tx *store.Tx) error {
 		now, err := templatedb.GetDefinition(ctx, tx, d.ID)
 		if errors.Is(err, fault.TemplateNotFound) {
@@ -227,7 +232,7 @@ func (m *Master) release(ctx context.Context, id template.ArtifactID) error {
 		if _, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactHostsClean); err != nil {
 			return err
 		}
-		return tx.Enqueue(ctx, store.Message{Topic: topicArtifactDelete, Key: string(id)}, 0)
+		return tx.Enqueue(ctx, store.Message{Topic: topicArtifactDelete, Key: string(id), Trace: traceOf(ctx)}, 0)
 	})
 }
 

@@ -2,7 +2,6 @@ package master
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"log/slog"
 	"maps"
@@ -66,11 +65,7 @@ func (m *Master) forgetBegun(ctx context.Context) error {
 // dispatch hands a public job to the template centre. It is tried again while
 // the centre is away; a refusal ends the job.
 func (m *Master) dispatch(ctx context.Context, msg store.Message) error {
-	var trace map[string]string
-	if err := json.Unmarshal([]byte(msg.Trace), &trace); err != nil {
-		return err
-	}
-	err := m.hand(telemetry.Join(ctx, trace), template.JobID(msg.Key))
+	err := m.hand(ctx, template.JobID(msg.Key))
 	if err == nil || fault.Of(err).Class.Retry && msg.Attempts < m.pace.dispatchTries {
 		return err
 	}

@@ -1,9 +1,11 @@
 package master
 
 import (
+	"encoding/json"
 	"errors"
 	"time"
 
+	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -23,6 +25,8 @@ func (m *Master) Quicken() {
 		orphanGrace:    200 * time.Millisecond,
 		deletingKept:   time.Second,
 		terminatedKept: time.Hour,
+		failedKept:     time.Hour,
+		step:           2 * time.Second,
 	}
 }
 
@@ -34,6 +38,20 @@ func (m *Master) OrphanGrace(d time.Duration) { m.pace.orphanGrace = d }
 
 // KeepTerminated sets how long rows of ended sandboxes are kept.
 func (m *Master) KeepTerminated(d time.Duration) { m.pace.terminatedKept = d }
+
+// KeepFailed sets how long failed jobs and given up messages are kept.
+func (m *Master) KeepFailed(d time.Duration) { m.pace.failedKept = d }
+
+// MergeTwice lays a request over its template as a transaction that runs again
+// does.
+func MergeTwice(over cubeapi.FromImageRequest, image template.ImageConfig, req cubeapi.SandboxCreateRequest) (command []string, ports []int32, err error) {
+	stored, err := json.Marshal(over)
+	p := plan{req: req, template: template.Definition{Request: stored}, artifact: template.Artifact{ImageConfig: image}}
+	for range 2 {
+		err = errors.Join(err, p.merge())
+	}
+	return p.command, p.ports, err
+}
 
 // ErrCrash is what a test's step returns for a process that ends there.
 var ErrCrash = errors.New("the process ends here")

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -48,6 +49,7 @@ type fakeHost struct {
 	create  func(ctx context.Context) error // before a sandbox is made
 	made    func() error                    // after it, before the answer
 	removal func() error                    // before an artifact or a sandbox is removed
+	holdOn  func(ctx context.Context)       // before an artifact is removed, without holding up the rest
 
 	telling sync.Mutex // held while a report is on its way
 	silent  bool       // sends no reports
@@ -80,7 +82,7 @@ func (h *fakeHost) listen(addr string) {
 	l, err := net.Listen("tcp", addr)
 	must(h.t, err)
 	h.port = l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // it listens on TCP
-	s := grpc.NewServer(grpc.ChainUnaryInterceptor(auth.UnaryServer(hostToken, false)), grpc.ChainStreamInterceptor(auth.StreamServer(hostToken, false)))
+	s := grpc.NewServer(grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}), grpc.ChainUnaryInterceptor(auth.UnaryServer(hostToken, false)), grpc.ChainStreamInterceptor(auth.StreamServer(hostToken, false)))
 	hostpb.RegisterHostServiceServer(s, h)
 	h.server = s
 	go func() { _ = s.Serve(l) }()
@@ -258,8 +260,14 @@ func fetch(ctx context.Context, q *hostpb.EnsureArtifactRequest) (int64, error) 
 }
 
 // RemoveArtifact refuses what a sandbox uses.
-func (h *fakeHost) RemoveArtifact(_ context.Context, q *hostpb.RemoveArtifactRequest) (*hostpb.RemoveArtifactResponse, error) {
+func (h *fakeHost) RemoveArtifact(ctx context.Context, q *hostpb.RemoveArtifactRequest) (*hostpb.RemoveArtifactResponse, error) {
 	h.count("remove_artifact")
+	h.mu.Lock()
+	before := h.holdOn
+	h.mu.Unlock()
+	if before != nil {
+		before(ctx)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.removal != nil {
@@ -361,6 +369,7 @@ func (h *fakeHost) exec(stream hostpb.HostService_ExecServer) error {
 	exit := func(code int32) {
 		say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: code}}})
 	}
+	h.count("exec_" + program)
 	say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Started{Started: &hostpb.ExecStarted{Pid: 7}}})
 	switch program {
 	case "echo":

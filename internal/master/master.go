@@ -8,6 +8,8 @@ package master
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -24,6 +26,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -35,6 +38,14 @@ type Deps struct {
 	Store   *store.Store
 	Log     *slog.Logger
 	Metrics *prometheus.Registry
+	// Board may be nil: then it is the Redis of the configuration, if any.
+	Board Board
+}
+
+// Board tells how far pulls are, sooner than the reports do. It may be empty or
+// away at any time.
+type Board interface {
+	Get(ctx context.Context, id template.JobID) (p template.Pull, ok bool, err error)
 }
 
 // Master is the control plane. Make one with New.
@@ -47,6 +58,8 @@ type Master struct {
 	fleet   *fleet
 	handler http.Handler
 	metrics metrics
+	board   Board // nil: only the rows tell
+	redis   io.Closer
 	pace    pace
 	topics  []*topic
 	kick    chan struct{} // makes the sweep look now
@@ -78,6 +91,8 @@ type pace struct {
 	orphanGrace    time.Duration // a host may have a sandbox before its row says so
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
 	terminatedKept time.Duration // rows of ended sandboxes
+	failedKept     time.Duration // failed jobs without a template, and messages that were given up
+	step           time.Duration // of a sweep
 }
 
 func defaultPace(c config.Master) pace {
@@ -93,6 +108,8 @@ func defaultPace(c config.Master) pace {
 		orphanGrace:    time.Minute,
 		deletingKept:   time.Hour,
 		terminatedKept: 24 * time.Hour,
+		failedKept:     7 * 24 * time.Hour,
+		step:           time.Minute,
 	}
 }
 
@@ -104,6 +121,7 @@ type metrics struct {
 	create   *prometheus.HistogramVec
 	decision prometheus.Histogram
 	refused  *prometheus.CounterVec
+	outbox   *prometheus.GaugeVec
 }
 
 // New returns a master. It does no I/O.
@@ -115,7 +133,7 @@ func New(d Deps) (*Master, error) {
 		return nil, err
 	}
 	m := &Master{
-		cfg: d.Config, db: d.Store, log: d.Log,
+		cfg: d.Config, db: d.Store, log: d.Log, board: d.Board,
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
 		fleet:       newFleet(d.Store, placer, s.StaleAfter),
@@ -130,7 +148,12 @@ func New(d Deps) (*Master, error) {
 			create:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_create_seconds", Help: "Duration of creates by outcome.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 14)}, []string{"outcome"}),
 			decision: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_scheduler_decision_seconds", Help: "Duration of one decision.", Buckets: prometheus.ExponentialBuckets(0.000005, 4, 10)}),
 			refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_scheduler_dropped_total", Help: "Hosts dropped, by plugin."}, []string{"plugin"}),
+			outbox:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "paddock_outbox_messages", Help: "Messages that wait, and those that were given up, at the last sweep of this master."}, []string{"state"}),
 		},
+	}
+	if m.board == nil && d.Config.Redis.Addr != "" {
+		r := progress.NewRedis(d.Config.Redis)
+		m.board, m.redis = r, r
 	}
 	m.base, m.stop = context.WithCancel(context.Background())
 	m.topics = []*topic{
@@ -138,7 +161,7 @@ func New(d Deps) (*Master, error) {
 		newTopic(topicSandboxDelete, 8, m.compensate),
 		newTopic(topicArtifactDelete, 2, m.deleteBytes),
 	}
-	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused)
+	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused, m.metrics.outbox)
 	m.handler, err = m.routes(d.Metrics)
 	return m, err
 }
@@ -173,6 +196,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 		"PUT " + cubeapi.PathSandboxFiles:   m.serveWrite,
 		"GET " + cubeapi.PathHosts:          m.serveHosts,
 		"GET " + cubeapi.PathHost:           m.serveHost,
+		"DELETE " + cubeapi.PathHost:        m.serveHostRemove,
 	} {
 		mux.Handle(pattern, user(h))
 	}
@@ -215,6 +239,9 @@ func (m *Master) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	m.stop()
 	m.work.Wait()
+	if m.redis != nil {
+		return errors.Join(m.hosts.close(), m.redis.Close())
+	}
 	return m.hosts.close()
 }
 

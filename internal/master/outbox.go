@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/store"
 )
 
@@ -19,6 +20,18 @@ const (
 
 	deliverBatch = 16
 )
+
+// traceOf is what a message keeps of the trace it follows from: no more than
+// its place in it. What else travels with a trace is the caller's, and of any
+// length.
+func traceOf(ctx context.Context) string { return telemetry.Carrier(ctx)[traceParent] }
+
+// traceParent is the field that names a trace and the place in it.
+const traceParent = "traceparent"
+
+func joinTrace(ctx context.Context, trace string) context.Context {
+	return telemetry.Join(ctx, map[string]string{traceParent: trace})
+}
 
 // topic is one kind of work that follows a commit, and who does it.
 type topic struct {
@@ -70,7 +83,7 @@ func (m *Master) deliverLoop(ctx context.Context, t *topic, looks bool) {
 	}
 	handle := func(ctx context.Context, msg store.Message) error {
 		t.poke() // there may be more: another worker looks meanwhile
-		err := t.handle(ctx, msg)
+		err := t.handle(joinTrace(ctx, msg.Trace), msg)
 		if err != nil && ctx.Err() == nil {
 			m.log.InfoContext(ctx, "outbox message tried again later", slog.String("topic", t.name), slog.String("key", msg.Key), slog.Int("attempt", msg.Attempts), slog.String("error", err.Error()))
 		}

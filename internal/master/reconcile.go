@@ -117,8 +117,14 @@ func (m *Master) compareHost(ctx context.Context, f host.Facts) ([]string, error
 func (m *Master) compareRow(ctx context.Context, row sandbox.Sandbox, shown *hostpb.Sandbox, now time.Time) error {
 	var reason string
 	switch {
-	case row.State == sandbox.Terminating && shown == nil && now.Sub(row.ChangedAt) > m.passing():
-		return m.gone(ctx, row.ID) // the message that would have told so was given up
+	case row.State == sandbox.Terminating && now.Sub(row.ChangedAt) > m.passing():
+		// The message that would have seen to it may have been given up.
+		if shown != nil {
+			if err := m.removeFrom(ctx, row.ID, row.HostID, row.Reason); err != nil {
+				return err
+			}
+		}
+		return m.gone(ctx, row.ID)
 	case row.State != sandbox.Running:
 		return nil // somebody is at work on it
 	case shown == nil:

@@ -103,7 +103,7 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	if len(failures) == len(targets) {
 		return m.giveUp(ctx, j, len(failures), fmt.Errorf("none of %d hosts took the template: %w", len(targets), errors.Join(failures...)))
 	}
-	if err := m.publish(ctx, id, len(targets), failures); err != nil {
+	if err := m.publish(ctx, id, targets, failures); err != nil {
 		return err
 	}
 	return m.step("master.resume.after_publish")
@@ -283,7 +283,7 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 
 // publish writes the template, its alias and the job's end, in one
 // transaction: whoever sees READY can resolve the alias.
-func (m *Master) publish(ctx context.Context, id template.JobID, expected int, failures []error) error {
+func (m *Master) publish(ctx context.Context, id template.JobID, targets []host.Facts, failures []error) error {
 	return m.update(ctx, func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(ctx, tx, id)
 		if err != nil || j.State != template.JobDistributing {
@@ -304,6 +304,9 @@ func (m *Master) publish(ctx context.Context, id template.JobID, expected int, f
 		if d, err = templatedb.MoveDefinition(ctx, tx, d, event); err != nil {
 			return err
 		}
+		if err := dropOthers(ctx, tx, j.TemplateID, targets); err != nil {
+			return err
+		}
 		if j.Alias != "" {
 			_, err := templatedb.SetAlias(ctx, tx, d, j.Alias)
 			if errors.Is(err, fault.AliasTaken) {
@@ -314,10 +317,29 @@ func (m *Master) publish(ctx context.Context, id template.JobID, expected int, f
 		}
 		enter(&j, template.PhaseRegistering, progressRegistering, tx)
 		enter(&j, template.PhaseReady, 100, tx)
-		j.Expected, j.Ready, j.Failed = expected, expected-len(failures), len(failures)
+		j.Expected, j.Ready, j.Failed = len(targets), len(targets)-len(failures), len(failures)
 		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone)
 		return err
 	})
+}
+
+// dropOthers ends the replicas that an earlier try began on hosts which are no
+// targets any more: nobody is at work on them.
+func dropOthers(ctx context.Context, tx *store.Tx, id template.ID, targets []host.Facts) error {
+	list, err := templatedb.ListReplicas(ctx, tx, id)
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		if p.State != template.ReplicaPending || slices.ContainsFunc(targets, func(f host.Facts) bool { return f.ID == p.HostID }) {
+			continue
+		}
+		p.Error = "its host went away while the template was distributed"
+		if _, err := templatedb.MoveReplica(ctx, tx, p, template.OnReplicaFailed); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // giveUp ends a job of which nothing came: no template, no replicas, and an

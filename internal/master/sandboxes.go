@@ -39,7 +39,7 @@ func enqueueDelete(ctx context.Context, tx *store.Tx, r removal, after time.Dura
 	if err != nil {
 		return err
 	}
-	return tx.Enqueue(ctx, store.Message{Topic: topicSandboxDelete, Key: string(r.SandboxID) + "@" + string(r.HostID), Payload: b}, after)
+	return tx.Enqueue(ctx, store.Message{Topic: topicSandboxDelete, Key: string(r.SandboxID) + "@" + string(r.HostID), Payload: b, Trace: traceOf(ctx)}, after)
 }
 
 // end begins a sandbox's end, from any state and again, and returns the row.
@@ -96,9 +96,12 @@ func (m *Master) compensate(ctx context.Context, msg store.Message) error {
 }
 
 // removeFrom removes a sandbox from a host. No error is the host's word that
-// it has it no more.
+// it has it no more, or the operator's, who took the host out of the books.
 func (m *Master) removeFrom(ctx context.Context, id sandbox.ID, h host.ID, reason string) error {
 	f, err := m.host(ctx, h)
+	if errors.Is(err, fault.HostUnknown) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -131,13 +134,21 @@ func (m *Master) gone(ctx context.Context, id sandbox.ID) error {
 	return err
 }
 
+// checkID refuses what can be no sandbox's id.
+func checkID(id string) error {
+	if id == "" {
+		return fault.New(fault.InvalidInput, "sandbox_id is missing")
+	}
+	return sandbox.CheckID(id)
+}
+
 // serveDelete ends a sandbox and answers when it is gone. When its host does
 // not answer, the delete goes on behind, and the answer says so.
 func (m *Master) serveDelete(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.SandboxDeleteRequest
 	err := serve.ReadJSON(r, maxBody, &req)
-	if err == nil && req.SandboxID == "" {
-		err = fault.New(fault.InvalidInput, "sandbox_id is missing")
+	if err == nil {
+		err = checkID(req.SandboxID)
 	}
 	if err == nil {
 		err = m.deleteSandbox(r.Context(), sandbox.ID(req.SandboxID))
@@ -217,8 +228,8 @@ func (m *Master) silent(hosts []host.Facts, list []sandbox.Sandbox, now time.Tim
 
 func (m *Master) serveInfo(w http.ResponseWriter, r *http.Request) {
 	id := sandbox.ID(r.URL.Query().Get("sandbox_id"))
-	if id == "" {
-		serve.WriteError(w, r, fault.New(fault.InvalidInput, "sandbox_id is missing"))
+	if err := checkID(string(id)); err != nil {
+		serve.WriteError(w, r, err)
 		return
 	}
 	answer := cubeapi.SandboxAnswer{Envelope: cubeapi.OK(requestID(r)), SandboxID: string(id)}
@@ -245,8 +256,8 @@ func (m *Master) serveInfo(w http.ResponseWriter, r *http.Request) {
 
 // reach returns the host client of a sandbox that runs.
 func (m *Master) reach(ctx context.Context, id string) (hostpb.HostServiceClient, host.ID, error) {
-	if id == "" {
-		return nil, "", fault.New(fault.InvalidInput, "sandbox_id is missing")
+	if err := checkID(id); err != nil {
+		return nil, "", err
 	}
 	s, err := m.sandbox(ctx, sandbox.ID(id))
 	if err != nil {

@@ -21,6 +21,9 @@ import (
 	"github.com/paddock-dev/paddock/internal/sandbox"
 )
 
+// nobody is the id of no sandbox.
+const nobody = "i000000000000000000000000"
+
 func put(t *testing.T, r *rig, path, body string) (int, string) {
 	t.Helper()
 	q, err := http.NewRequestWithContext(t.Context(), http.MethodPut, r.front.URL+path, strings.NewReader(body))
@@ -88,8 +91,11 @@ func TestWhatIsNotThereIsNotFound(t *testing.T) {
 	r, _, id := one(t, sqlite(t))
 	refused(t, r.api.DeleteSandbox(t.Context(), "i000000000000000000000000"), fault.SandboxNotFound)
 	refused(t, r.api.DeleteSandbox(t.Context(), ""), fault.InvalidInput)
-	_, err := r.api.Sandbox(t.Context(), "nobody")
+	_, err := r.api.Sandbox(t.Context(), "i000000000000000000000000")
 	refused(t, err, fault.SandboxNotFound)
+	_, err = r.api.Sandbox(t.Context(), "nobody")
+	refused(t, err, fault.InvalidInput)
+	refused(t, r.api.DeleteSandbox(t.Context(), "nobody"), fault.InvalidInput)
 	_, err = r.api.Host(t.Context(), "nobody")
 	refused(t, err, fault.HostUnknown)
 	_, err = r.api.Artifact(t.Context(), "rfs-nobody")
@@ -206,7 +212,7 @@ func TestExec(t *testing.T) {
 	refused(t, err, fault.InvalidInput)
 	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, TimeoutMS: -1})
 	refused(t, err, fault.InvalidInput)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, SandboxID: "nobody"})
+	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, SandboxID: nobody})
 	refused(t, err, fault.SandboxNotFound)
 	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"break"}})
 	refused(t, err, fault.GuestUnreachable)
@@ -215,18 +221,18 @@ func TestExec(t *testing.T) {
 	eventually(t, "the process is ended", func() bool { return h.called("exec_ended") == 1 })
 
 	ctx, goAway := context.WithCancel(t.Context())
-	started := make(chan struct{})
+	before := h.called("exec_sleep")
 	ended := make(chan error, 1)
 	go func() {
-		close(started)
 		_, err := r.api.Exec(ctx, cubeapi.ExecRequest{SandboxID: id, Command: []string{"sleep"}}, io.Discard, io.Discard)
 		ended <- err
 	}()
-	wait(t, "the command is sent", started)
+	eventually(t, "the command runs", func() bool { return h.called("exec_sleep") > before })
 	goAway()
 	if err := <-ended; err == nil {
 		t.Error("a caller that went away got an exit")
 	}
+	eventually(t, "its process is ended", func() bool { return h.called("exec_ended") == 2 })
 
 	h.away()
 	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}})
@@ -254,10 +260,10 @@ func TestFiles(t *testing.T) {
 	}
 	refused(t, r.api.ReadFile(t.Context(), id, "/nothing", io.Discard), fault.FileNotFound)
 	refused(t, r.api.ReadFile(t.Context(), id, "", io.Discard), fault.InvalidInput)
-	refused(t, r.api.ReadFile(t.Context(), "nobody", "/x", io.Discard), fault.SandboxNotFound)
+	refused(t, r.api.ReadFile(t.Context(), nobody, "/x", io.Discard), fault.SandboxNotFound)
 	_, err := r.api.WriteFile(t.Context(), id, "/full", strings.NewReader("x"))
 	refused(t, err, fault.SandboxDiskFull)
-	_, err = r.api.WriteFile(t.Context(), "nobody", "/x", strings.NewReader("x"))
+	_, err = r.api.WriteFile(t.Context(), nobody, "/x", strings.NewReader("x"))
 	refused(t, err, fault.SandboxNotFound)
 	// An upload that breaks off must not look whole.
 	_, err = r.api.WriteFile(t.Context(), id, "/tmp/cut", io.MultiReader(strings.NewReader("half"), brokenReader{}))

@@ -2,9 +2,11 @@ package master
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
 	"time"
 
@@ -63,8 +65,12 @@ func showPending(j template.Job) cubeapi.Template {
 }
 
 func showSandbox(s sandbox.Sandbox) cubeapi.Sandbox {
+	end := ""
+	if !s.ExpiresAt.IsZero() {
+		end = stamp(s.ExpiresAt)
+	}
 	return cubeapi.Sandbox{
-		SandboxID: string(s.ID), Status: cubeapi.SandboxStatus.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
+		EndAt: end, SandboxID: string(s.ID), Status: cubeapi.SandboxStatus.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
 		MilliCPU: s.Resources.MilliCPU, MemBytes: s.Resources.MemBytes, DiskBytes: s.Resources.DiskBytes, Labels: s.Metadata, Reason: s.Reason, CreatedAt: stamp(s.CreatedAt),
 	}
 }
@@ -84,10 +90,14 @@ func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(requestID(r))}
+	pull, sooner := m.pull(r.Context(), template.JobID(id))
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
 		j, err := templatedb.GetJob(r.Context(), tx, template.JobID(id))
 		if err != nil {
 			return err
+		}
+		if sooner && building(j.State) && pull.DoneBytes >= j.Pull.DoneBytes {
+			j.Pull = pull
 		}
 		answer.Job = showJob(j)
 		d, err := templatedb.GetDefinition(r.Context(), tx, j.TemplateID)
@@ -108,6 +118,19 @@ func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+// pull asks the board how far a job's pull is. A board that is away is worth a
+// word and no failure: the row says what was last reported.
+func (m *Master) pull(ctx context.Context, id template.JobID) (template.Pull, bool) {
+	if m.board == nil {
+		return template.Pull{}, false
+	}
+	p, ok, err := m.board.Get(ctx, id)
+	if err != nil && ctx.Err() == nil {
+		m.log.DebugContext(ctx, "progress board", slog.String("error", err.Error()))
+	}
+	return p, ok && err == nil
 }
 
 func (m *Master) serveBuildStatus(w http.ResponseWriter, r *http.Request) {

@@ -14,7 +14,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
-	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
@@ -77,6 +76,8 @@ func normalise(r *cubeapi.FromImageRequest) error {
 		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.InstanceType) > maxKind || len(r.NetworkType) > maxKind:
 		return fault.New(fault.InvalidInput, "instance_type and network_type have at most %d characters", maxKind)
+	case r.WithCubeCA != nil && *r.WithCubeCA:
+		return fault.New(fault.InvalidInput, "with_cube_ca: this version puts no CA into templates")
 	case r.RegistryPassword != "" && r.RegistryUsername == "":
 		return fault.New(fault.InvalidInput, "registry_password without registry_username")
 	}
@@ -108,11 +109,15 @@ func checkImage(r *cubeapi.FromImageRequest) error {
 	for _, scheme := range []string{"docker://", "https://", "http://"} {
 		ref = strings.TrimPrefix(ref, scheme)
 	}
+	if registry, _, _ := strings.Cut(ref, "/"); strings.Contains(registry, "@") && strings.Contains(ref, "/") {
+		// Not quoted: what stands before the @ may be a password.
+		return fault.New(fault.ImageRef, "source_image_ref carries a user name: send registry_username and registry_password")
+	}
 	if len(ref) > maxRef || strings.HasPrefix(ref, "-") {
 		return fault.New(fault.ImageRef, "source_image_ref %.100q", ref)
 	}
 	if _, err := name.ParseReference(ref); err != nil {
-		return fault.Wrap(fault.ImageRef, err, "source_image_ref %q", r.SourceImageRef)
+		return fault.Wrap(fault.ImageRef, err, "source_image_ref %.100q", ref)
 	}
 	return nil
 }
@@ -157,10 +162,6 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 	if err != nil {
 		return template.Job{}, err
 	}
-	trace, err := json.Marshal(telemetry.Carrier(ctx))
-	if err != nil {
-		return template.Job{}, err
-	}
 	fresh := template.Job{
 		ID: template.JobID(id.New(template.JobPrefix)), TemplateID: template.ID(id.New(template.IDPrefix)), RequestID: req.RequestID, Operation: template.OpCreate, AttemptNo: 1,
 		Alias: req.Alias, Phase: template.PhasePulling, Request: stored, ImageRef: req.SourceImageRef, PhaseTimes: template.PhaseTimes{},
@@ -188,7 +189,7 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		if err != nil || private {
 			return err
 		}
-		return tx.Enqueue(ctx, store.Message{Topic: topicBuild, Key: string(j.ID), Trace: string(trace)}, 0)
+		return tx.Enqueue(ctx, store.Message{Topic: topicBuild, Key: string(j.ID), Trace: traceOf(ctx)}, 0)
 	})
 	if err != nil || j.ID != fresh.ID {
 		m.forget(fresh.ID)

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/sandbox"
@@ -26,21 +30,33 @@ func (m *Master) sweepLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-m.kick:
 		case <-time.After(m.cfg.Master.SweepInterval):
 		}
 	}
 }
 
 func (m *Master) sweep(ctx context.Context, seen sightings) {
-	errs := []error{m.sweepQueued(ctx), m.sweepBuilt(ctx)}
+	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt)
 	// One master at a time: the rest have nothing to add.
-	_, err := m.db.WithLock(ctx, "paddock_master_sweep", 0, func(ctx context.Context) error {
-		return errors.Join(m.sweepStalled(ctx), m.sweepDeletes(ctx), m.sweepSandboxes(ctx), m.compareHosts(ctx, seen), m.forgetOld(ctx))
+	_, locked := m.db.WithLock(ctx, "paddock_master_sweep", 0, func(ctx context.Context) error {
+		return m.steps(ctx, m.sweepStalled, m.sweepSandboxes, m.sweepExpired, m.sweepDeletes, func(ctx context.Context) error { return m.compareHosts(ctx, seen) }, m.forgetOld)
 	})
-	errs = append(errs, err, m.expireCharges(ctx))
-	if err := errors.Join(errs...); err != nil && ctx.Err() == nil {
+	if err := errors.Join(err, locked, m.steps(ctx, m.expireCharges)); err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
 	}
+}
+
+// steps runs the parts of a sweep, each for a bounded time: what one of them
+// waits for must not hold up the others.
+func (m *Master) steps(ctx context.Context, list ...func(context.Context) error) error {
+	errs := make([]error, len(list))
+	for i, step := range list {
+		bounded, cancel := context.WithTimeout(ctx, m.pace.step)
+		errs[i] = step(bounded)
+		cancel()
+	}
+	return errors.Join(errs...)
 }
 
 // sweepBuilt resumes jobs that are built and go no further, the one that waits
@@ -107,13 +123,43 @@ func (m *Master) sweepDeletes(ctx context.Context) error {
 			return err
 		}))
 	}
+	return errors.Join(append(errs, m.finishDeletes(ctx, list, unclean))...)
+}
+
+// cleansAtOnce is how many deletes a sweep has in hand at a time, so that a
+// host which does not answer holds up few of them.
+const cleansAtOnce = 8
+
+// finishDeletes cleans each artifact once and then ends the templates that
+// wait for it. Those whose artifact is not clean wait for the next sweep.
+func (m *Master) finishDeletes(ctx context.Context, deleting []template.Definition, unclean []template.Artifact) error {
+	// In any order: the same few must not come first each time.
+	rand.Shuffle(len(unclean), func(i, j int) { unclean[i], unclean[j] = unclean[j], unclean[i] })
+	var mu sync.Mutex
+	clean := map[template.ArtifactID]bool{}
+	var errs []error
+	var group errgroup.Group
+	group.SetLimit(cleansAtOnce)
 	for _, a := range unclean {
-		_, err := m.cleanArtifact(ctx, a.ID, 0)
-		errs = append(errs, err)
+		clean[a.ID] = false
+		group.Go(func() error {
+			done, err := m.cleanArtifact(ctx, a.ID, 0)
+			mu.Lock()
+			defer mu.Unlock()
+			clean[a.ID], errs = done && err == nil, append(errs, err)
+			return nil
+		})
 	}
-	for _, d := range list {
-		if err := m.finishDelete(ctx, d, 0); !errors.Is(err, fault.StateConflict) {
-			errs = append(errs, err) // what another has in hand waits for the next sweep
+	_ = group.Wait() // each failure is in the list
+	for _, d := range deleting {
+		done, asked := clean[d.ArtifactID]
+		switch {
+		case done:
+			errs = append(errs, m.forgetDeleted(ctx, d))
+		case !asked: // another template needs its bytes, or there were too many
+			if err := m.finishDelete(ctx, d, 0); !errors.Is(err, fault.StateConflict) {
+				errs = append(errs, err) // what another has in hand waits for the next sweep
+			}
 		}
 	}
 	return errors.Join(errs...)
@@ -133,7 +179,25 @@ func (m *Master) sweepSandboxes(ctx context.Context) error {
 	errs := []error{err}
 	for _, s := range list {
 		m.log.WarnContext(ctx, "sandbox that never started is ended", slog.String("sandbox_id", string(s.ID)))
-		_, err := m.end(ctx, s.ID, "its create was lost", 0)
+		_, err := m.end(ctx, s.ID, reasonLost, 0)
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// sweepExpired ends sandboxes whose time is up.
+func (m *Master) sweepExpired(ctx context.Context) error {
+	var list []sandbox.Sandbox
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
+			States:    []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused},
+			ExpiredBy: tx.Now, Limit: sweepLimit, OldestFirst: true,
+		})
+		return err
+	})
+	errs := []error{err}
+	for _, s := range list {
+		_, err := m.end(ctx, s.ID, "timeout", 0)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
@@ -156,13 +220,30 @@ func (m *Master) expireCharges(ctx context.Context) error {
 	return nil
 }
 
-// forgetOld drops rows and answers that nobody asks for any more.
+// forgetOld drops rows and answers that nobody asks for any more, and counts
+// the messages that are left.
 func (m *Master) forgetOld(ctx context.Context) error {
-	return m.update(ctx, func(tx *store.Tx) error {
+	var waiting, dead int64
+	err := m.update(ctx, func(tx *store.Tx) error {
 		if _, err := sandboxdb.ForgetSandboxes(ctx, tx, tx.Now.Add(-m.pace.terminatedKept), 10*sweepLimit); err != nil {
 			return err
 		}
-		_, err := tx.ForgetSubmissions(ctx, 10*sweepLimit)
+		if _, err := templatedb.ForgetFailed(ctx, tx, tx.Now.Add(-m.pace.failedKept), sweepLimit); err != nil {
+			return err
+		}
+		if _, err := tx.ForgetDead(ctx, tx.Now.Add(-m.pace.failedKept), sweepLimit); err != nil {
+			return err
+		}
+		if _, err := tx.ForgetSubmissions(ctx, 10*sweepLimit); err != nil {
+			return err
+		}
+		var err error
+		waiting, dead, err = tx.OutboxLen(ctx)
 		return err
 	})
+	if err == nil {
+		m.metrics.outbox.WithLabelValues("waiting").Set(float64(waiting))
+		m.metrics.outbox.WithLabelValues("dead").Set(float64(dead))
+	}
+	return err
 }

@@ -12,7 +12,7 @@ var idForm = regexp.MustCompile(`^i[0-9a-f]{24}$`)
 // names, and the runtime matches them by prefix, so all have one length.
 func CheckID(id string) error {
 	if !idForm.MatchString(id) {
-		return fault.New(fault.InvalidInput, "sandbox id %q", id)
+		return fault.New(fault.InvalidInput, "sandbox id %.128q", id)
 	}
 	return nil
 }

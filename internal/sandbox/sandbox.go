@@ -81,8 +81,9 @@ type Sandbox struct {
 	Resources  host.Resources // what it takes of its host
 	IP         string         // its address on its host; empty until running
 	Metadata   map[string]string
-	Request    []byte // the expanded request as JSON
-	Reason     string // why it ends or ended: request, timeout, orphaned, failed, lost
+	Request    []byte    // the expanded request as JSON
+	Reason     string    // why it ends or ended: request, timeout, orphaned, failed, lost
+	ExpiresAt  time.Time // when it is ended by itself; zero: never
 	CreatedAt  time.Time
 	ChangedAt  time.Time
 }

@@ -60,6 +60,12 @@ func connectMySQL(source string) (dialect, pools, error) {
 	c.InterpolateParams = true
 	c.MultiStatements = false
 	c.Collation = "binary"
+	// The clock is read through the session's zone, which must know no hour
+	// twice.
+	if c.Params == nil {
+		c.Params = map[string]string{}
+	}
+	c.Params["time_zone"] = "'+00:00'"
 	c.Logger = &mysql.NopLogger{} // its errors reach us as errors
 	if c.Timeout == 0 {
 		c.Timeout = dialTime

@@ -47,9 +47,25 @@ const (
 	lockWatch = 5 * time.Second  // how often a holder asks whether it still holds
 )
 
+// Each lock that is held or waited for takes one connection of the server's:
+// so many at once are enough, since a holder takes one more lock at most.
+const (
+	maxLocks  = 24
+	idleLocks = 4
+)
+
+// lockConn returns a connection for one lock. All of them being taken for
+// longer than wait is an outage like any other: it is told, not waited for
+// without end.
+func (s *Store) lockConn(ctx context.Context, wait time.Duration) (*sql.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait+dialTime)
+	defer cancel()
+	return s.locks.Conn(ctx)
+}
+
 // serverLock is GET_LOCK on one pinned connection.
 func (s *Store) serverLock(ctx context.Context, name string, wait time.Duration, fn func(ctx context.Context) error) (_ bool, err error) {
-	c, err := s.locks.Conn(ctx)
+	c, err := s.lockConn(ctx, wait)
 	if err != nil {
 		return false, lockFault(ctx, err, name)
 	}

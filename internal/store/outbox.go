@@ -23,7 +23,8 @@ type Message struct {
 const (
 	claimTime   = 15 * time.Second // after a deliverer's last sign of life another may try
 	claimEvery  = 5 * time.Second  // between signs of life
-	handleTime  = 2 * time.Minute  // how long one delivery may take
+	keptTime    = claimTime - claimEvery
+	handleTime  = 2 * time.Minute // how long one delivery may take
 	maxAttempts = 200
 	maxPause    = time.Minute
 )
@@ -52,11 +53,12 @@ func (tx *Tx) Enqueue(ctx context.Context, m Message, after time.Duration) error
 // when its claim may have. It also ends after two minutes.
 func (s *Store) Deliver(ctx context.Context, topic string, batch int, handle func(context.Context, Message) error) (delivered int, err error) {
 	for range batch {
+		sent := time.Now() // before the claim was written, by our own clock: to stop early
 		m, found, err := s.claim(ctx, topic)
 		if err != nil || !found {
 			return delivered, err
 		}
-		failed := s.handle(ctx, m, handle)
+		failed := s.handle(ctx, m, sent.Add(keptTime), handle)
 		if failed == nil {
 			delivered++
 		}
@@ -67,41 +69,49 @@ func (s *Store) Deliver(ctx context.Context, topic string, batch int, handle fun
 	return delivered, nil
 }
 
-// handle runs one delivery under its claim.
-func (s *Store) handle(ctx context.Context, m Message, handle func(context.Context, Message) error) error {
+// handle runs one delivery under its claim, which is ours until the given time
+// unless it is extended. The end of the claim ends the delivery on time, also
+// while an extension waits for the database.
+func (s *Store) handle(ctx context.Context, m Message, until time.Time, handle func(context.Context, Message) error) error {
 	bounded, cancel := context.WithTimeout(ctx, handleTime)
+	expiry := time.AfterFunc(time.Until(until), cancel)
 	kept := make(chan struct{})
 	go func() {
 		defer close(kept)
 		defer cancel()
-		s.keepClaim(bounded, m)
+		s.keepClaim(bounded, m, expiry)
 	}()
 	defer func() {
 		cancel()
+		expiry.Stop()
 		<-kept
 	}()
 	return handle(bounded, m)
 }
 
-// keepClaim extends the claim until ctx ends or the claim is, or may be, lost.
-func (s *Store) keepClaim(ctx context.Context, m Message) {
-	// Counted from before the claim was written, by our own clock: to stop early.
-	for until := time.Now().Add(claimTime - claimEvery); time.Now().Before(until); {
+// keepClaim extends the claim and its expiry until ctx ends or the claim is
+// lost.
+func (s *Store) keepClaim(ctx context.Context, m Message, expiry *time.Timer) {
+	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(claimEvery):
 		}
 		sent, n := time.Now(), int64(0)
-		err := s.Update(ctx, func(tx *Tx) (err error) {
-			n, err = tx.Exec(ctx, `UPDATE outbox SET claimed_until_us = ? WHERE id = ? AND attempts = ?`, tx.Now.Add(claimTime).UnixMicro(), m.ID, m.Attempts)
+		bounded, cancel := context.WithTimeout(ctx, claimEvery)
+		err := s.Update(bounded, func(tx *Tx) (err error) {
+			n, err = tx.Exec(bounded, `UPDATE outbox SET claimed_until_us = ? WHERE id = ? AND attempts = ?`, tx.Now.Add(claimTime).UnixMicro(), m.ID, m.Attempts)
 			return err
 		})
-		if err == nil && n == 0 {
+		cancel()
+		switch {
+		case err == nil && n == 0:
 			return
-		}
-		if err == nil {
-			until = sent.Add(claimTime - claimEvery)
+		case err == nil && !expiry.Stop():
+			return // it had ended meanwhile
+		case err == nil:
+			expiry.Reset(time.Until(sent.Add(keptTime)))
 		}
 	}
 }
@@ -155,6 +165,23 @@ func (s *Store) settle(ctx context.Context, m Message, failed error) error {
 			[]byte(failed.Error()), tx.Now.Add(pause).UnixMicro(), dead, m.ID, m.Attempts)
 		return err
 	})
+}
+
+// ForgetDead removes messages that were given up, and that were last tried
+// before the given time, at most limit.
+func (tx *Tx) ForgetDead(ctx context.Context, before time.Time, limit int) (int64, error) {
+	ids, err := Collect(ctx, tx, func(r Scanner) (id string, err error) {
+		return id, r.Scan(&id)
+	}, `SELECT id FROM outbox WHERE dead = 1 AND due_us < ? ORDER BY due_us LIMIT ?`, before.UnixMicro(), limit)
+	if err != nil {
+		return 0, err
+	}
+	for i, id := range ids {
+		if _, err := tx.Exec(ctx, `DELETE FROM outbox WHERE id = ? AND dead = 1`, id); err != nil {
+			return int64(i), err
+		}
+	}
+	return int64(len(ids)), nil
 }
 
 // OutboxLen returns how many messages wait and how many were given up.

@@ -47,6 +47,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	p.db.SetMaxOpenConns(d.maxConns)
 	p.db.SetMaxIdleConns(d.maxConns)
 	p.db.SetConnMaxLifetime(30 * time.Minute)
+	if p.locks != nil {
+		p.locks.SetMaxOpenConns(maxLocks)
+		p.locks.SetMaxIdleConns(idleLocks)
+		p.locks.SetConnMaxIdleTime(time.Minute)
+	}
 	s := &Store{pools: p, d: d, log: o.Log}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -95,6 +100,16 @@ type Tx struct {
 	tx    *sql.Tx
 	d     *dialect
 	reads bool // and does nothing else
+	moves [][]any
+}
+
+// Moved notes that a row changes its state. It is logged once the transaction
+// is committed.
+func (tx *Tx) Moved(kind, id, event, from, to string) {
+	if from == to {
+		return
+	}
+	tx.moves = append(tx.moves, []any{slog.String("kind", kind), slog.String("id", id), slog.String("event", event), slog.String("from", from), slog.String("to", to)})
 }
 
 // maxTries bounds how often a transaction that lost a race is run again.
@@ -151,6 +166,11 @@ func (s *Store) once(ctx context.Context, o sql.TxOptions, fn func(tx *Tx) error
 	}
 	err = raw.Commit()
 	committed = err == nil
+	if committed {
+		for _, m := range tx.moves {
+			s.log.InfoContext(ctx, "state changed", m...)
+		}
+	}
 	return err
 }
 

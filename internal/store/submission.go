@@ -54,6 +54,13 @@ func (tx *Tx) submission(ctx context.Context, s Submission) ([]byte, bool, error
 	return answer, found, err
 }
 
+// Forget drops the answer of one submission: the next under its id is the
+// first again. Absent is success.
+func (tx *Tx) Forget(ctx context.Context, holder, id string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM submission WHERE holder = ? AND id = ?`, []byte(holder), []byte(id))
+	return err
+}
+
 // ForgetSubmissions drops answers older than SubmissionKept, at most limit.
 func (tx *Tx) ForgetSubmissions(ctx context.Context, limit int) (int64, error) {
 	old, err := Collect(ctx, tx, func(r Scanner) (s [2][]byte, err error) {

@@ -40,7 +40,7 @@ var (
 // prefixes would let an alias pose as an id.
 func CheckAlias(alias string) error {
 	if !aliasForm.MatchString(alias) || strings.HasPrefix(alias, IDPrefix) || strings.HasPrefix(alias, "snap-") {
-		return fault.New(fault.AliasInvalid, "alias %q", alias)
+		return fault.New(fault.AliasInvalid, "alias %.128q", alias)
 	}
 	return nil
 }
@@ -49,7 +49,7 @@ func CheckAlias(alias string) error {
 // of paths and must pass here first.
 func CheckID(id string) error {
 	if !idForm.MatchString(id) {
-		return fault.New(fault.InvalidInput, "id %q", id)
+		return fault.New(fault.InvalidInput, "id %.128q", id)
 	}
 	return nil
 }

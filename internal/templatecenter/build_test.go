@@ -369,17 +369,21 @@ func TestARefusedArtifactLeavesNoBytes(t *testing.T) {
 	}
 }
 
-// TestADeletedJobIsNotBuiltOn: when the master says that there is no such job,
-// its build ends.
-func TestADeletedJobIsNotBuiltOn(t *testing.T) {
-	r := newRig(t, open(t, sqlite(t)), nil)
-	r.gate.shut()
-	r.master.set(func(string, cubeapi.JobReport) int { return http.StatusNotFound })
-	b := r.job(r.image("app", "1"))
-	r.submit(b)
-	expectMetric(t, r, `paddock_build_seconds_count{outcome="job_not_found"} 1`)
-	if work, kept := r.left(); len(work)+len(kept) > 0 {
-		t.Errorf("left in work %v, in the store %v", work, kept)
+// TestAJobThatIsOverIsNotBuiltOn: when the master says that there is no such
+// job, or that it has failed, its build ends.
+func TestAJobThatIsOverIsNotBuiltOn(t *testing.T) {
+	for status, code := range map[int]*fault.Code{http.StatusNotFound: fault.JobNotFound, http.StatusConflict: fault.StateConflict} {
+		t.Run(code.Name, func(t *testing.T) {
+			r := newRig(t, open(t, sqlite(t)), nil)
+			r.gate.shut()
+			r.master.set(func(string, cubeapi.JobReport) int { return status })
+			b := r.job(r.image("app", "1"))
+			r.submit(b)
+			expectMetric(t, r, `paddock_build_seconds_count{outcome="`+code.Name+`"} 1`)
+			if work, kept := r.left(); len(work)+len(kept) > 0 {
+				t.Errorf("left in work %v, in the store %v", work, kept)
+			}
+		})
 	}
 }
 

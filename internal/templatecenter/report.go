@@ -174,8 +174,8 @@ func (t *teller) tell(beat bool) {
 	t.mu.Unlock()
 	for _, r := range reports {
 		err := t.send(t.ctx, r, progressTries)
-		if errors.Is(err, fault.JobNotFound) {
-			t.cancel(err) // it was deleted: nobody waits for the outcome
+		if over(err) {
+			t.cancel(err)
 			return
 		}
 		if err != nil && t.ctx.Err() == nil {
@@ -223,7 +223,7 @@ func (t *teller) failed(r cubeapi.JobReport) {
 	ctx, cancel := t.lasting()
 	defer cancel()
 	err := t.send(ctx, r, outcomeTries)
-	if errors.Is(err, fault.JobNotFound) || err == nil {
+	if over(err) || err == nil {
 		return
 	}
 	t.c.log.ErrorContext(t.ctx, "outcome of a build not told; the sweep will end its job", slog.String("job_id", t.jobID), slog.String("error", err.Error()))
@@ -260,6 +260,12 @@ func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error
 			pause = min(2*pause, longestPause)
 		}
 	}
+}
+
+// over reports whether the master has no use for a build any more: its job was
+// deleted, or has an outcome that this build cannot change.
+func over(err error) bool {
+	return errors.Is(err, fault.JobNotFound) || errors.Is(err, fault.StateConflict)
 }
 
 // again reports whether the same report may be taken later: the master is

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math/rand/v2"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,13 +30,10 @@ func TestCrashAtEachFailpoint(t *testing.T) {
 			c.start("up")
 			_, errs, code := c.run("", "tpl", "create-from-image", "--image", image, "--alias", "box")
 			if code == 0 {
-				_, errs, code = c.run("", "sandbox", "create", "box")
-			}
-			if code == 0 {
-				t.Fatalf("%s was never reached", place)
+				_, errs, _ = c.run("", "sandbox", "create", "box")
 			}
 			t.Log(strings.SplitN(errs, "\n", 2)[0])
-			c.kill()
+			c.crashed(place)
 			c.env = clean
 			c.start("up")
 			c.converge()
@@ -77,7 +75,29 @@ func TestCrashAtRandomMoments(t *testing.T) {
 	c.demo(image)
 }
 
-// converge waits until nothing is on its way, and removes what exists.
+// crashed demands that the one process has ended by its own failpoint, and not
+// that some command failed.
+func (c *cluster) crashed(place string) {
+	c.t.Helper()
+	cmd := c.cmds[0]
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case <-ended: // how is in its state
+	case <-time.After(30 * time.Second):
+		_ = cmd.Process.Kill()
+		<-ended
+		c.cmds = nil
+		c.t.Fatalf("%s was never reached\n%s", place, c.logs())
+	}
+	c.cmds = nil
+	if s, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !s.Signaled() || s.Signal() != syscall.SIGKILL {
+		c.t.Fatalf("%s: the process ended by itself: %s\n%s", place, cmd.ProcessState, c.logs())
+	}
+}
+
+// converge waits until nothing is on its way, without lending a hand, and then
+// removes what exists.
 func (c *cluster) converge() {
 	c.t.Helper()
 	var boxes []struct {
@@ -91,8 +111,6 @@ func (c *cluster) converge() {
 		}
 		for _, b := range boxes {
 			if b.Status != "RUNNING" {
-				// Delete wins over every state.
-				_, _, _ = c.run("", "sandbox", "delete", b.SandboxID)
 				return false
 			}
 		}

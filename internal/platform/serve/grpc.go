@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -40,6 +41,7 @@ func NewGRPC(name string, log *slog.Logger, reg prometheus.Registerer, more ...g
 	}, []string{"method", "code"})}
 	reg.MustRegister(c.duration)
 	return grpc.NewServer(append([]grpc.ServerOption{
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: aliveEvery / 2, PermitWithoutStream: true}),
 		grpc.StatsHandler(otelgrpc.NewServerHandler()),
 		grpc.ChainUnaryInterceptor(c.unary),
 		grpc.ChainStreamInterceptor(c.stream),
@@ -131,10 +133,18 @@ type serverStream struct {
 
 func (s *serverStream) Context() context.Context { return s.ctx }
 
-// DialOptions are what every client of a gRPC face needs: spans, the request
+// A peer that went away without a word is found out by a client that hears
+// nothing of it for so long: a call must not wait for it until its own end.
+const (
+	aliveEvery = 10 * time.Second // between signs of life; gRPC takes no less
+	aliveWait  = 5 * time.Second  // for the answer
+)
+
+// DialOptions are what every client of a gRPC face needs: signs of life, spans, the request
 // id passed on, and failures turned back into faults (see FromGRPC).
 func DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: aliveEvery, Timeout: aliveWait, PermitWithoutStream: true}),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler()),
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, o ...grpc.CallOption) error {
 			return FromGRPC(invoke(outgoing(ctx), method, req, reply, cc, o...))

@@ -40,7 +40,7 @@ func HeardHost(ctx context.Context, tx *store.Tx, id host.ID, s host.Status) err
 	}
 	n, err := tx.Exec(ctx, `UPDATE host SET status = ?, heard_us = ? WHERE id = ?`, status, tx.Now.UnixMicro(), []byte(id))
 	if err == nil && n == 0 {
-		err = fault.New(fault.HostUnknown, "host %q", id)
+		err = fault.New(fault.HostUnknown, "host %.128q", id)
 	}
 	return err
 }
@@ -62,7 +62,7 @@ func scanHost(r store.Scanner) (f host.Facts, err error) {
 func GetHost(ctx context.Context, tx *store.Tx, id host.ID) (host.Facts, error) {
 	f, ok, err := store.First(ctx, tx, scanHost, `SELECT registration, status, cordoned, heard_us FROM host WHERE id = ?`, []byte(id))
 	if err == nil && !ok {
-		err = fault.New(fault.HostUnknown, "host %q", id)
+		err = fault.New(fault.HostUnknown, "host %.128q", id)
 	}
 	return f, err
 }
@@ -80,7 +80,16 @@ func SetCordon(ctx context.Context, tx *store.Tx, id host.ID, cordoned bool) err
 	}
 	n, err := tx.Exec(ctx, `UPDATE host SET cordoned = ? WHERE id = ?`, v, []byte(id))
 	if err == nil && n == 0 {
-		err = fault.New(fault.HostUnknown, "host %q", id)
+		err = fault.New(fault.HostUnknown, "host %.128q", id)
+	}
+	return err
+}
+
+// DeleteHost removes a host's row, or answers fault.HostUnknown.
+func DeleteHost(ctx context.Context, tx *store.Tx, id host.ID) error {
+	n, err := tx.Exec(ctx, `DELETE FROM host WHERE id = ?`, []byte(id))
+	if err == nil && n == 0 {
+		err = fault.New(fault.HostUnknown, "host %.128q", id)
 	}
 	return err
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const sandboxColumns = `id, template_id, host_id, state, version, milli_cpu, mem_bytes, disk_bytes, ip, metadata, request, reason, created_us, changed_us`
+const sandboxColumns = `id, template_id, host_id, state, version, milli_cpu, mem_bytes, disk_bytes, ip, metadata, request, reason, expires_us, created_us, changed_us`
 
 // AddSandbox stores a new sandbox in its first state.
 func AddSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.Sandbox, error) {
@@ -33,19 +33,30 @@ func AddSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.S
 		s.Request = []byte{}
 	}
 	return s, tx.Insert(ctx, fault.New(fault.Exists, "sandbox %s", s.ID),
-		`INSERT INTO sandbox (`+sandboxColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		`INSERT INTO sandbox (`+sandboxColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		string(s.ID), string(s.TemplateID), []byte(s.HostID), string(s.State), s.Version, s.Resources.MilliCPU, s.Resources.MemBytes, s.Resources.DiskBytes, []byte(s.IP), metadata, s.Request, []byte(s.Reason),
-		s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro())
+		expiryOf(s), s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro())
+}
+
+// expiryOf writes no expiry as 0.
+func expiryOf(s sandbox.Sandbox) int64 {
+	if s.ExpiresAt.IsZero() {
+		return 0
+	}
+	return s.ExpiresAt.UnixMicro()
 }
 
 func scanSandbox(r store.Scanner) (s sandbox.Sandbox, err error) {
 	var metadata []byte
-	var created, changed int64
-	err = r.Scan(&s.ID, &s.TemplateID, &s.HostID, &s.State, &s.Version, &s.Resources.MilliCPU, &s.Resources.MemBytes, &s.Resources.DiskBytes, &s.IP, &metadata, &s.Request, &s.Reason, &created, &changed)
+	var expires, created, changed int64
+	err = r.Scan(&s.ID, &s.TemplateID, &s.HostID, &s.State, &s.Version, &s.Resources.MilliCPU, &s.Resources.MemBytes, &s.Resources.DiskBytes, &s.IP, &metadata, &s.Request, &s.Reason, &expires, &created, &changed)
 	if err != nil {
 		return s, err
 	}
 	s.Resources.Slots, s.CreatedAt, s.ChangedAt = 1, time.UnixMicro(created), time.UnixMicro(changed)
+	if expires > 0 {
+		s.ExpiresAt = time.UnixMicro(expires)
+	}
 	return s, json.Unmarshal(metadata, &s.Metadata)
 }
 
@@ -53,7 +64,7 @@ func scanSandbox(r store.Scanner) (s sandbox.Sandbox, err error) {
 func GetSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) (sandbox.Sandbox, error) {
 	s, ok, err := store.First(ctx, tx, scanSandbox, `SELECT `+sandboxColumns+` FROM sandbox WHERE id = ?`, string(id))
 	if err == nil && (!ok || s.ID != id) { // MySQL takes "x " for "x"
-		err = fault.New(fault.SandboxNotFound, "sandbox %q", id)
+		err = fault.New(fault.SandboxNotFound, "sandbox %.128q", id)
 	}
 	return s, err
 }
@@ -64,7 +75,8 @@ type Filter struct {
 	HostID        host.ID
 	TemplateID    template.ID
 	ChangedBefore time.Time
-	Limit         int // 0: 1000
+	ExpiredBy     time.Time // those without an expiry never are
+	Limit         int       // 0: 1000
 	OldestFirst   bool
 }
 
@@ -85,6 +97,9 @@ func ListSandboxes(ctx context.Context, tx *store.Tx, f Filter) ([]sandbox.Sandb
 	}
 	if !f.ChangedBefore.IsZero() {
 		where, args = append(where, "changed_us < ?"), append(args, f.ChangedBefore.UnixMicro())
+	}
+	if !f.ExpiredBy.IsZero() {
+		where, args = append(where, "expires_us > 0 AND expires_us <= ?"), append(args, f.ExpiredBy.UnixMicro())
 	}
 	order := "created_us DESC, id DESC"
 	if f.OldestFirst {
@@ -111,6 +126,7 @@ func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbo
 	if err != nil {
 		return s, fmt.Errorf("sandbox %s: %s: %w", s.ID, on, err)
 	}
+	tx.Moved("sandbox", string(s.ID), string(on), string(s.State), string(to))
 	s.State, s.Version, s.ChangedAt = to, s.Version+1, tx.Now
 	return s, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -243,4 +244,21 @@ func deliverersShareTheWork(t *testing.T, fresh Fresh) {
 		t.Fatal(err)
 	}
 	wantLeft(t, stores[0], 0, 0)
+}
+
+// outboxTakesLongKeys: a key may name a sandbox and a host, whose id has up to
+// 128 characters.
+func outboxTakesLongKeys(t *testing.T, fresh Fresh) {
+	s := open(t, fresh(t))
+	key := "i01a22b311a7edc2ba933c44b@" + strings.Repeat("h", 128)
+	trace := strings.Repeat("t", 4096)
+	update(t, s, func(ctx context.Context, tx *store.Tx) error {
+		return tx.Enqueue(ctx, store.Message{Topic: topic, Key: key, Payload: []byte("long"), Trace: trace}, 0)
+	})
+	wantMet(t, "a long key", deliver(t, s, 1, func(m store.Message) error {
+		if m.Key != key || m.Trace != trace {
+			t.Errorf("the message came back with a key of %d and a trace of %d bytes", len(m.Key), len(m.Trace))
+		}
+		return nil
+	}), "long")
 }

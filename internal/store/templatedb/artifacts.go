@@ -45,7 +45,7 @@ func scanArtifact(r store.Scanner) (a template.Artifact, err error) {
 func GetArtifact(ctx context.Context, tx *store.Tx, id template.ArtifactID) (template.Artifact, error) {
 	a, ok, err := store.First(ctx, tx, scanArtifact, `SELECT `+artifactColumns+` FROM artifact WHERE id = ?`, string(id))
 	if err == nil && (!ok || a.ID != id) { // MySQL takes "x " for "x"
-		err = fault.New(fault.ArtifactNotFound, "artifact %q", id)
+		err = fault.New(fault.ArtifactNotFound, "artifact %.128q", id)
 	}
 	return a, err
 }
@@ -96,6 +96,7 @@ func MoveArtifact(ctx context.Context, tx *store.Tx, a template.Artifact, on tem
 	if err != nil {
 		return a, fmt.Errorf("artifact %s: %s: %w", a.ID, on, err)
 	}
+	tx.Moved("artifact", string(a.ID), string(on), string(a.State), string(to))
 	a.State, a.Version, a.ChangedAt = to, a.Version+1, tx.Now
 	return a, nil
 }

@@ -37,7 +37,7 @@ func scanDefinition(r store.Scanner) (d template.Definition, err error) {
 func GetDefinition(ctx context.Context, tx *store.Tx, id template.ID) (template.Definition, error) {
 	d, ok, err := store.First(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition WHERE id = ?`, string(id))
 	if err == nil && (!ok || d.ID != id) { // MySQL takes "x " for "x"
-		err = fault.New(fault.TemplateNotFound, "template %q", id)
+		err = fault.New(fault.TemplateNotFound, "template %.128q", id)
 	}
 	return d, err
 }
@@ -77,6 +77,7 @@ func MoveDefinition(ctx context.Context, tx *store.Tx, d template.Definition, on
 	if err != nil {
 		return d, fmt.Errorf("template %s: %s: %w", d.ID, on, err)
 	}
+	tx.Moved("template", string(d.ID), string(on), string(d.State), string(to))
 	d.State, d.Version, d.ChangedAt = to, d.Version+1, tx.Now
 	return d, nil
 }
@@ -164,6 +165,7 @@ func MoveReplica(ctx context.Context, tx *store.Tx, p template.Replica, on templ
 	if err != nil {
 		return p, fmt.Errorf("replica of %s on %s: %s: %w", p.TemplateID, p.HostID, on, err)
 	}
+	tx.Moved("replica", string(p.TemplateID)+"@"+string(p.HostID), string(on), string(p.State), string(to))
 	p.State, p.Version, p.ChangedAt = to, p.Version+1, tx.Now
 	return p, nil
 }

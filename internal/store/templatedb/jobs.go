@@ -78,7 +78,7 @@ func scanJob(r store.Scanner) (j template.Job, err error) {
 func GetJob(ctx context.Context, tx *store.Tx, id template.JobID) (template.Job, error) {
 	j, ok, err := store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE id = ?`, string(id))
 	if err == nil && (!ok || j.ID != id) { // MySQL takes "x " for "x"
-		err = fault.New(fault.JobNotFound, "job %q", id)
+		err = fault.New(fault.JobNotFound, "job %.128q", id)
 	}
 	return j, err
 }
@@ -143,7 +143,11 @@ func MoveJob(ctx context.Context, tx *store.Tx, j template.Job, on template.JobE
 	if err != nil {
 		return j, fmt.Errorf("job %s: %w", j.ID, err)
 	}
-	return writeJob(ctx, tx, j, to)
+	from := j.State
+	if j, err = writeJob(ctx, tx, j, to); err == nil {
+		tx.Moved("job", string(j.ID), string(on), string(from), string(to))
+	}
+	return j, err
 }
 
 // TouchJob writes what the caller changed in j without a change of state, and
@@ -171,6 +175,24 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 	}
 	j.State, j.Version, j.ChangedAt = to, j.Version+1, tx.Now
 	return j, nil
+}
+
+// ForgetFailed removes jobs that failed before the given time and of which no
+// template came, at most limit.
+func ForgetFailed(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
+	old, err := store.Collect(ctx, tx, func(r store.Scanner) (id string, err error) {
+		return id, r.Scan(&id)
+	}, `SELECT id FROM job WHERE state = ? AND changed_us < ? AND NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = job.template_id) ORDER BY changed_us LIMIT ?`,
+		string(template.JobFailed), before.UnixMicro(), limitOf(limit))
+	if err != nil {
+		return 0, err
+	}
+	for i, id := range old {
+		if _, err := tx.Exec(ctx, `DELETE FROM job WHERE id = ? AND state = ?`, id, string(template.JobFailed)); err != nil {
+			return i, err
+		}
+	}
+	return len(old), nil
 }
 
 // DeleteJobs removes a template's jobs.

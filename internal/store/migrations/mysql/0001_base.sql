@@ -124,11 +124,13 @@ CREATE TABLE IF NOT EXISTS sandbox (
 	metadata LONGBLOB NOT NULL,
 	request LONGBLOB NOT NULL,
 	reason VARBINARY(512) NOT NULL,
+	expires_us BIGINT NOT NULL,
 	created_us BIGINT NOT NULL,
 	changed_us BIGINT NOT NULL,
 	CONSTRAINT sandbox_host_known CHECK (LENGTH(host_id) > 0 OR state IN ('allocating', 'terminating', 'terminated')),
 	CONSTRAINT sandbox_state_valid CHECK (state IN ('allocating', 'starting', 'running', 'pausing', 'paused', 'terminating', 'terminated')),
 	KEY sandbox_changed (state, changed_us),
+	KEY sandbox_expires (expires_us),
 	KEY sandbox_host (host_id),
 	KEY sandbox_template (template_id)
 ) ENGINE=InnoDB;
@@ -136,9 +138,9 @@ CREATE TABLE IF NOT EXISTS sandbox (
 CREATE TABLE IF NOT EXISTS outbox (
 	id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
 	topic VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-	message_key VARBINARY(128) NOT NULL,
+	message_key VARBINARY(190) NOT NULL,
 	payload LONGBLOB NOT NULL,
-	trace VARBINARY(512) NOT NULL,
+	trace LONGBLOB NOT NULL,
 	attempts BIGINT NOT NULL,
 	last_error LONGBLOB NOT NULL,
 	due_us BIGINT NOT NULL,
@@ -147,6 +149,7 @@ CREATE TABLE IF NOT EXISTS outbox (
 	created_us BIGINT NOT NULL,
 	CONSTRAINT outbox_dead_valid CHECK (dead IN (0, 1)),
 	KEY outbox_due (topic, dead, due_us),
+	KEY outbox_dead (dead, due_us),
 	KEY outbox_key (topic, message_key, created_us)
 ) ENGINE=InnoDB;
 

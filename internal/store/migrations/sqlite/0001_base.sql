@@ -118,6 +118,7 @@ CREATE TABLE IF NOT EXISTS sandbox (
 	metadata BLOB NOT NULL,
 	request BLOB NOT NULL,
 	reason BLOB NOT NULL,
+	expires_us INTEGER NOT NULL,
 	created_us INTEGER NOT NULL,
 	changed_us INTEGER NOT NULL,
 	CONSTRAINT sandbox_host_known CHECK (LENGTH(host_id) > 0 OR state IN ('allocating', 'terminating', 'terminated')),
@@ -164,6 +165,8 @@ CREATE INDEX IF NOT EXISTS placement_host ON placement (host_id);
 CREATE INDEX IF NOT EXISTS sandbox_changed ON sandbox (state, changed_us);
 CREATE INDEX IF NOT EXISTS sandbox_host ON sandbox (host_id);
 CREATE INDEX IF NOT EXISTS sandbox_template ON sandbox (template_id);
+CREATE INDEX IF NOT EXISTS sandbox_expires ON sandbox (expires_us);
+CREATE INDEX IF NOT EXISTS outbox_dead ON outbox (dead, due_us);
 CREATE INDEX IF NOT EXISTS outbox_due ON outbox (topic, dead, due_us);
 CREATE INDEX IF NOT EXISTS outbox_key ON outbox (topic, message_key, created_us);
 CREATE INDEX IF NOT EXISTS submission_created ON submission (created_us);

@@ -1,0 +1,288 @@
+package master
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/platform/id"
+	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+const (
+	defaultMilliCPU = 1000
+	defaultMem      = 512 << 20
+	minMilliCPU     = 10
+	minMem          = 64 << 20
+
+	// Beyond any host, so that sums never overflow; what is only beyond the
+	// fleet is told by the scheduler.
+	maxMilliCPU = 100_000_000
+	maxMem      = 1 << 50
+
+	forever    = -1                 // a timeout that never comes
+	maxTimeout = 365 * 24 * 60 * 60 // in seconds
+
+	// creator holds the submissions of creates.
+	creator = "sandbox_create"
+)
+
+// plan is a request with its template merged in: what will be placed.
+type plan struct {
+	req      cubeapi.SandboxCreateRequest
+	template template.Definition
+	artifact template.Artifact
+	writable int64
+	command  []string
+	envs     map[string]string
+	ports    []int32
+	row      sandbox.Sandbox
+	again    bool // the row is that of an earlier request with the same id
+
+	workingDir, user string
+}
+
+// begin stores the sandbox of a request, or finds the one that the same request
+// asked for before. The same id with other content is fault.SubmissionReused.
+func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*plan, error) {
+	if err := checkCreate(req); err != nil {
+		return &plan{}, err
+	}
+	p := &plan{req: req}
+	if req.RequestID == "" {
+		return p, m.update(ctx, func(tx *store.Tx) error { return p.store(ctx, tx) })
+	}
+	body, err := json.Marshal(req)
+	if err != nil {
+		return p, err
+	}
+	sum := sha256.Sum256(body)
+	err = m.update(ctx, func(tx *store.Tx) error {
+		return p.storeOnce(ctx, tx, store.Submission{Holder: creator, ID: req.RequestID, Fingerprint: sum[:]})
+	})
+	return p, err
+}
+
+// storeOnce stores the sandbox unless an earlier try of the same request did. A
+// try that failed left nothing, and counts for nothing.
+func (p *plan) storeOnce(ctx context.Context, tx *store.Tx, sub store.Submission) error {
+	for {
+		p.again = true
+		answer, err := tx.Once(ctx, sub, func() ([]byte, error) {
+			p.again = false
+			err := p.store(ctx, tx)
+			return []byte(p.row.ID), err
+		})
+		if err != nil || !p.again {
+			return err
+		}
+		p.row, err = sandboxdb.GetSandbox(ctx, tx, sandbox.ID(answer))
+		if err != nil || !failedCreate(p.row) {
+			return err
+		}
+		if err := tx.Forget(ctx, sub.Holder, sub.ID); err != nil {
+			return err
+		}
+	}
+}
+
+// The reasons of sandboxes that never came to be.
+const (
+	reasonFailed = "failed: "
+	reasonLost   = "its create was lost"
+)
+
+func failedCreate(s sandbox.Sandbox) bool {
+	ended := s.State == sandbox.Terminating || s.State == sandbox.Terminated
+	return ended && (s.Reason == reasonLost || strings.HasPrefix(s.Reason, reasonFailed))
+}
+
+// store resolves the template and stores the sandbox, in one transaction that
+// keeps the template from being deleted.
+func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
+	name := p.req.TemplateID
+	if name == "" {
+		name = p.req.Annotations[cubeapi.AnnotationTemplate]
+	}
+	if name == "" {
+		return fault.New(fault.InvalidInput, "template_id is missing")
+	}
+	if p.template, err = templatedb.Resolve(ctx, tx, name); err != nil {
+		return err
+	}
+	if err := templatedb.Pin(ctx, tx, p.template); err != nil {
+		return err
+	}
+	if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
+		return err
+	}
+	if err := p.merge(); err != nil {
+		return err
+	}
+	if t := p.req.Timeout; t != nil && *t != forever {
+		p.row.ExpiresAt = tx.Now.Add(time.Duration(*t) * time.Second)
+	}
+	p.row, err = sandboxdb.AddSandbox(ctx, tx, p.row)
+	return err
+}
+
+// follow waits for a sandbox that an earlier try of the same request makes, and
+// returns it once it runs.
+func (m *Master) follow(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, host.Facts, error) {
+	for pause := firstDelay; ; pause = min(2*pause, maxDelay) {
+		s, err := m.sandbox(ctx, id)
+		if err != nil {
+			return s, host.Facts{}, err
+		}
+		switch s.State {
+		case sandbox.Allocating, sandbox.Starting:
+		case sandbox.Terminating, sandbox.Terminated:
+			return s, host.Facts{}, fault.New(fault.SandboxNotFound, "sandbox %s of this request ended: %s", id, s.Reason)
+		default:
+			f, err := m.host(ctx, s.HostID)
+			if errors.Is(err, fault.HostUnknown) {
+				err = nil
+			}
+			return s, f, err
+		}
+		select {
+		case <-ctx.Done():
+			return s, host.Facts{}, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// checkCreate refuses what no template can make right.
+func checkCreate(r cubeapi.SandboxCreateRequest) error {
+	switch {
+	case len(r.RequestID) > maxRequestID:
+		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
+	case len(r.InstanceType) > maxKind:
+		return fault.New(fault.InvalidInput, "instance_type has at most %d characters", maxKind)
+	case len(r.Containers) > 1:
+		return fault.New(fault.InvalidInput, "%d containers: a sandbox has one", len(r.Containers))
+	case r.Timeout != nil && *r.Timeout != forever && (*r.Timeout < 1 || *r.Timeout > maxTimeout):
+		return fault.New(fault.InvalidInput, "timeout %d: 1 to %d seconds, or %d for none", *r.Timeout, int64(maxTimeout), forever)
+	}
+	all := []cubeapi.KeyValue{}
+	for k, v := range r.Envs {
+		all = append(all, cubeapi.KeyValue{Key: k, Value: v})
+	}
+	for _, c := range r.Containers {
+		all = append(all, c.Envs...)
+	}
+	return checkEnvs(&cubeapi.ContainerOverride{Envs: all})
+}
+
+// program is what a sandbox starts with, as an image says it: the entrypoint
+// and its arguments.
+type program struct{ entrypoint, args []string }
+
+// with lays a command and arguments over a program, as containers do: a command
+// takes the place of the entrypoint and drops its arguments, arguments alone
+// take the place of the arguments.
+func (p program) with(command, args []string) program {
+	if len(command) > 0 {
+		p = program{entrypoint: command}
+	}
+	if len(args) > 0 {
+		p.args = args
+	}
+	return p
+}
+
+// merge lays the request over its template: the program and the environment of
+// the image, of the template, of the request, the later one counting; resources as the
+// template says, else as the request does.
+func (p *plan) merge() error {
+	t, err := keptOf(p.template.Request)
+	if err != nil {
+		return err
+	}
+	if p.writable, err = sandbox.Bytes(t.WritableLayerSize, "Gi"); err != nil {
+		return err
+	}
+	// It may run again with the transaction, so it begins from nothing.
+	p.envs, p.ports, p.workingDir, p.user = map[string]string{}, nil, p.artifact.WorkingDir, p.artifact.User
+	run := program{p.artifact.Entrypoint, p.artifact.Cmd}
+	for _, kv := range p.artifact.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			p.envs[k] = v
+		}
+	}
+	add := func(list []cubeapi.KeyValue) {
+		for _, e := range list {
+			p.envs[e.Key] = e.Value
+		}
+	}
+	if o := t.Overrides; o != nil {
+		run = run.with(o.Command, o.Args)
+		if o.WorkingDir != "" {
+			p.workingDir = o.WorkingDir
+		}
+		add(o.Envs)
+	}
+	var asked *cubeapi.Quantity
+	for _, c := range p.req.Containers {
+		asked, run = c.Resources, run.with(c.Command, c.Args)
+		add(c.Envs)
+	}
+	p.command = slices.Concat(run.entrypoint, run.args)
+	maps.Copy(p.envs, p.req.Envs)
+	for _, port := range t.ExposedPorts {
+		p.ports = append(p.ports, int32(port)) //nolint:gosec // checked at submit: 1 to 65535
+	}
+	res, err := resources(t.Overrides, asked, p.writable)
+	if err != nil {
+		return err
+	}
+	stored, err := json.Marshal(p.req)
+	if err != nil {
+		return err
+	}
+	p.row = sandbox.Sandbox{ID: sandbox.ID(id.New(sandbox.IDPrefix)), TemplateID: p.template.ID, Resources: res, Metadata: p.req.Labels, Request: stored}
+	return nil
+}
+
+// resources returns what a sandbox takes: the template's word, else the
+// request's, else the defaults. What does not parse is refused.
+func resources(o *cubeapi.ContainerOverride, asked *cubeapi.Quantity, disk int64) (host.Resources, error) {
+	res := host.Resources{MilliCPU: defaultMilliCPU, MemBytes: defaultMem, DiskBytes: disk, Slots: 1}
+	list := []*cubeapi.Quantity{asked}
+	if o != nil {
+		list = append(list, o.Resources)
+	}
+	for _, q := range list {
+		if q == nil {
+			continue
+		}
+		var err error
+		if q.CPU != "" {
+			if res.MilliCPU, err = sandbox.MilliCPU(q.CPU); err != nil {
+				return res, err
+			}
+		}
+		if q.Mem != "" {
+			if res.MemBytes, err = sandbox.Bytes(q.Mem, "Mi"); err != nil {
+				return res, err
+			}
+		}
+	}
+	if res.MilliCPU < minMilliCPU || res.MilliCPU > maxMilliCPU || res.MemBytes < minMem || res.MemBytes > maxMem {
+		return res, fault.New(fault.InvalidInput, "%dm CPU and %d bytes of memory: a sandbox has %dm to %dm CPU and 64Mi to 1Pi memory", res.MilliCPU, res.MemBytes, minMilliCPU, maxMilliCPU)
+	}
+	return res, nil
+}

@@ -1,0 +1,69 @@
+package master
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
+)
+
+func (m *Master) serveHostRemove(w http.ResponseWriter, r *http.Request) {
+	m.answer(w, r, "", m.removeHost(r.Context(), host.ID(r.PathValue("node_id"))))
+}
+
+// removeHost takes a host that will not return out of the books. It is the
+// operator's word that nothing runs there any more: its sandboxes are gone, and
+// it holds no template. One that still reports is refused. Should it return
+// after all, it registers anew, and what it still has is removed as in no book.
+func (m *Master) removeHost(ctx context.Context, id host.ID) error {
+	var ended []sandbox.Sandbox
+	err := m.update(ctx, func(tx *store.Tx) error {
+		f, err := sandboxdb.GetHost(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if host.HealthOf(f, tx.Now, m.cfg.Master.HostStaleAfter) != host.Unknown {
+			return fault.New(fault.StateConflict, "host %s reports to be there: stop its cubelet, and wait for %s", id, m.cfg.Master.HostStaleAfter)
+		}
+		if ended, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{HostID: id, States: liveStates, Limit: listLimit}); err != nil {
+			return err
+		}
+		for _, s := range ended {
+			if err := lose(ctx, tx, s); err != nil {
+				return err
+			}
+		}
+		if err := templatedb.ForgetHost(ctx, tx, id); err != nil {
+			return err
+		}
+		return sandboxdb.DeleteHost(ctx, tx, id)
+	})
+	if err != nil {
+		return err
+	}
+	for _, s := range ended {
+		m.fleet.ledger.Release(s.ID)
+	}
+	m.fleet.changed()
+	m.log.WarnContext(ctx, "host removed", slog.String("host_id", string(id)), slog.Int("sandboxes", len(ended)))
+	m.sweepNow() // what waited for it can go on
+	return nil
+}
+
+// lose ends a sandbox whose host is gone for good.
+func lose(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (err error) {
+	if s.State != sandbox.Terminating {
+		s.Reason = "lost: its host was removed"
+		if s, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnEndAsked); err != nil {
+			return err
+		}
+	}
+	_, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone)
+	return err
+}
