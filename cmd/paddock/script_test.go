@@ -33,7 +33,9 @@ func scripts(t *testing.T, dir string, env map[string]string) {
 			for k, v := range env {
 				e.Setenv(k, v)
 			}
-			return nil
+			self, err := exec.LookPath("paddock")
+			e.Setenv("PADDOCK", self) // for scripts that change PATH
+			return err
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "is": is},
 	})

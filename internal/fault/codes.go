@@ -26,6 +26,7 @@ var (
 	PortInUse     = code("port_in_use", Conflict, 0, "another process listens on that address", "stop it, or choose another address for the named key")
 	DataDir       = code("data_dir_unusable", Invalid, 0, "the data directory cannot be made or written", "choose a writable directory with --data-dir")
 	DataDirLocked = code("data_dir_locked", Conflict, 0, "another paddock runs on this data directory", "stop it, or choose another --data-dir")
+	MachineUnfit  = code("machine_unfit", Unavailable, 0, "this machine lacks what Paddock needs", "do what each failed line says, then run `paddock doctor` again")
 	ToolMissing   = code("tool_missing", Unavailable, 0, "a program that this role needs is not installed", "install the named program; `make setup` installs all of them")
 
 	// Templates.
