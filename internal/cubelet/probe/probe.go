@@ -5,6 +5,7 @@ package probe
 
 import (
 	"context"
+	"debug/buildinfo"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -140,8 +141,20 @@ func Runtime(ctx context.Context, path string) (version string, err error) {
 	if !ok {
 		return "", fmt.Errorf("%s --version says %.80q: it is not runsc", path, first)
 	}
+	if built, err := buildinfo.ReadFile(path); err == nil && version == unstamped {
+		for _, m := range append(built.Deps, &built.Main) {
+			if m.Path == gvisor {
+				return m.Version, nil
+			}
+		}
+	}
 	return version, nil
 }
+
+const (
+	gvisor    = "gvisor.dev/gvisor"
+	unstamped = "VERSION_MISSING" // what a runsc says that was built as a Go module
+)
 
 // Guest says whether path can be the agent of sandboxes: a program of this
 // machine that needs nothing of the image that it runs in.

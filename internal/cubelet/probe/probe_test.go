@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -93,7 +94,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 }
 
 func TestRuntime(t *testing.T) {
-	if v, err := probe.Runtime(t.Context(), runtimetest.Runsc(t)); err != nil || v == "" {
+	if v, err := probe.Runtime(t.Context(), runtimetest.Runsc(t)); err != nil || !regexp.MustCompile(`\d{8}`).MatchString(v) {
 		t.Errorf("runsc: %q, %v", v, err)
 	}
 	for _, bad := range []string{"/nonexistent", "/bin/true", "/bin/false", "/etc/passwd"} {
