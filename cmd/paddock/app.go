@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/goccy/go-yaml"
@@ -41,7 +42,7 @@ func (a *app) root() *cobra.Command {
 		},
 	}
 	f := c.PersistentFlags()
-	f.StringVar(&a.configFile, "config", "", "configuration file")
+	f.StringVar(&a.configFile, "config", "", "configuration file (default: the one that PADDOCK_CONFIG names, if any)")
 	f.StringVar(&a.dataDir, "data-dir", "", "data directory (default /var/lib/paddock)")
 	f.StringVar(&a.address, "address", "", "URL of the master (default: PADDOCK_ADDRESS, else what `paddock up` left in the data directory)")
 	f.StringVar(&a.apiKey, "api-key", "", "API key (default: PADDOCK_API_KEY, else as for --address)")
@@ -62,20 +63,14 @@ func args(low, high int) cobra.PositionalArgs {
 	}
 }
 
-// load reads the configuration for a role.
-func (a *app) load(more func(*config.Config)) (config.Config, []string, error) {
-	file := a.configFile
-	if file == "" {
-		file = os.Getenv("CUBE_TEMPLATE_CENTER_CONFIG_PATH")
-	}
-	return config.Load(config.LoadOptions{File: file, Environ: os.Environ(), Override: func(c *config.Config) {
+// load reads the configuration, with what the command line says over it. The
+// Loaded is there also when it has faults, to be shown.
+func (a *app) load() (*config.Loaded, error) {
+	return config.Read(config.LoadOptions{File: a.configFile, Environ: os.Environ(), Override: func(c *config.Config) {
 		if a.dataDir != "" {
 			if abs, err := filepath.Abs(a.dataDir); err == nil {
 				c.DataDir = abs
 			}
-		}
-		if more != nil {
-			more(c)
 		}
 	}})
 }
@@ -140,13 +135,12 @@ func (a *app) showError(err error) {
 		_ = e.Encode(map[string]fault.Detail{"error": d}) // stderr is all there is
 		return
 	}
-	fmt.Fprintf(a.stderr, "Error: %s\n", d.Message)
+	// The message has its cause at its end already.
+	fmt.Fprintf(a.stderr, "Error: %s\n", strings.TrimSuffix(d.Message, ": "+d.Cause))
 	if d.Cause != "" {
-		fmt.Fprintf(a.stderr, "Cause: %s\n", d.Cause)
+		fmt.Fprintf(a.stderr, "Cause: %s\n", strings.ReplaceAll(d.Cause, "\n", "\n       "))
 	}
 	if d.Remedy != "" {
 		fmt.Fprintf(a.stderr, "Remedy: %s\n", d.Remedy)
 	}
 }
-
-func isSet(name string) bool { return os.Getenv(name) != "" }

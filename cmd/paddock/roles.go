@@ -11,7 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
-	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 
 	"github.com/paddock-dev/paddock/internal/cubelet"
@@ -20,6 +19,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/datadir"
+	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/logs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
@@ -34,7 +34,7 @@ var allRoles = []string{"master", "templatecenter", "cubelet"}
 func (a *app) roleCommands() []*cobra.Command {
 	up := &cobra.Command{
 		Use: "up", Short: "Run everything in one process", Args: args(0, 0),
-		Long: "Run master, template centre and cubelet in one process. They still talk over HTTP and gRPC.\nSandboxes end with it, unless PADDOCK_ON_STOP=keep.",
+		Long: "Run master, template centre and cubelet in one process. They still talk over HTTP and gRPC.\nSandboxes end with it, unless cubelet.on_stop says keep.",
 		RunE: func(c *cobra.Command, _ []string) error { return a.runRoles(c.Context(), "up", allRoles) },
 	}
 	list := []*cobra.Command{up}
@@ -61,14 +61,14 @@ type process struct {
 }
 
 func (a *app) runRoles(ctx context.Context, name string, roles []string) (err error) {
-	cfg, notices, err := a.load(func(c *config.Config) {
-		if name == "up" && !isSet("PADDOCK_ON_STOP") {
-			c.Cubelet.OnStop = "kill"
-		}
-	})
+	if err := fail.Check(); err != nil {
+		return err
+	}
+	loaded, err := a.load()
 	if err != nil {
 		return err
 	}
+	cfg := configOf(loaded, name)
 	dir, err := datadir.Open(cfg.DataDir)
 	if err != nil {
 		return err
@@ -84,9 +84,13 @@ func (a *app) runRoles(ctx context.Context, name string, roles []string) (err er
 		return err
 	}
 	p := &process{cfg: cfg, log: logs.New(a.stderr, cfg.Log.Level, cfg.Log.Format), metrics: telemetry.NewRegistry()}
-	for _, n := range notices {
+	for _, n := range loaded.Notices {
 		p.log.WarnContext(ctx, "configuration", slog.String("notice", n))
 	}
+	if armed := fail.Armed(); len(armed) > 0 {
+		p.log.WarnContext(ctx, "this process will break by itself: failpoints are armed", slog.Any("places", armed))
+	}
+	telemetry.LogErrors(p.log)
 	flush, err := telemetry.Setup(ctx, cfg.Telemetry, "paddock-"+name)
 	if err != nil {
 		return err
@@ -102,6 +106,16 @@ func (a *app) runRoles(ctx context.Context, name string, roles []string) (err er
 		return err
 	}
 	return serve.Group(ctx, p.log, p.parts...)
+}
+
+// configOf is what a process called name goes by: sandboxes of `up` end with
+// it unless somebody said otherwise.
+func configOf(l *config.Loaded, name string) config.Config {
+	cfg := l.Config
+	if name == "up" && l.Source("cubelet.on_stop") == "default" {
+		cfg.Cubelet.OnStop = "kill"
+	}
+	return cfg
 }
 
 func bounded(stop func(context.Context) error) error {
@@ -187,8 +201,7 @@ func (p *process) openCubelet(ctx context.Context, l net.Listener) error {
 		return err
 	}
 	a := p.cfg.Auth
-	s := grpc.NewServer(
-		grpc.StatsHandler(otelgrpc.NewServerHandler()),
+	s := serve.NewGRPC("cubelet", p.log.With("role", "cubelet"), p.metrics,
 		grpc.ChainUnaryInterceptor(auth.UnaryServer(a.HostToken, a.InsecureOpen)),
 		grpc.ChainStreamInterceptor(auth.StreamServer(a.HostToken, a.InsecureOpen)),
 	)

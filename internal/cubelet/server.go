@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/paddock-dev/paddock/internal/envdpb"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/hostpb"
@@ -119,101 +116,6 @@ func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
 	return &hostpb.Sandbox{
 		SandboxId: s.entry.ID, TemplateId: s.entry.TemplateID, ArtifactId: s.entry.ArtifactID, State: wireStates[s.state], Ip: s.entry.Network.IP, Reason: s.reason, StepUs: steps,
 		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots}, CreatedAt: timestamppb.New(s.entry.CreatedAt),
-	}
-}
-
-// Exec runs one command in a sandbox.
-func (s *Server) Exec(stream hostpb.HostService_ExecServer) error {
-	return serve.GRPCError(s.exec(stream))
-}
-
-func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
-	first, err := stream.Recv()
-	if err != nil {
-		return fault.Wrap(fault.CallCancelled, err, "exec")
-	}
-	start := first.GetStart()
-	if start == nil || len(start.GetCommand()) == 0 {
-		return fault.New(fault.InvalidInput, "exec: the first message must name a command")
-	}
-	i, err := s.c.usable(start.GetSandboxId())
-	if err != nil {
-		return err
-	}
-	// Ends the reader of the client's messages, which waits in Recv, with the call.
-	ctx, cancel := i.during(stream.Context())
-	defer cancel()
-	config := &envdpb.ProcessConfig{Cmd: start.GetCommand()[0], Args: start.GetCommand()[1:], Envs: start.GetEnvs()}
-	if start.GetCwd() != "" {
-		config.Cwd = proto.String(start.GetCwd())
-	}
-	events, err := i.guest.start(ctx, &envdpb.StartRequest{Process: config, Stdin: proto.Bool(start.GetStdin())}, start.GetUser())
-	if err != nil {
-		return s.c.explain(i, err)
-	}
-	defer events.Close()
-	ended := false
-	for events.Receive() {
-		e := events.Msg().GetEvent()
-		if e.GetStart() != nil {
-			go feed(ctx, stream, i.guest, e.GetStart().GetPid())
-		}
-		if m := execMessage(e); m != nil {
-			if err := stream.Send(m); err != nil {
-				return fault.Wrap(fault.CallCancelled, err, "exec")
-			}
-			ended = m.GetExited() != nil
-		}
-	}
-	if err := events.Err(); err != nil {
-		return s.c.explain(i, rpcFault(err))
-	}
-	if !ended {
-		return s.c.explain(i, fault.New(fault.GuestUnreachable, "exec in sandbox %s: the answer broke off", start.GetSandboxId()))
-	}
-	return nil
-}
-
-func execMessage(e *envdpb.ProcessEvent) *hostpb.ExecResponse {
-	switch e := e.GetEvent().(type) {
-	case *envdpb.ProcessEvent_Start:
-		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Started{Started: &hostpb.ExecStarted{Pid: e.Start.GetPid()}}}
-	case *envdpb.ProcessEvent_Data:
-		if b := e.Data.GetStderr(); len(b) > 0 {
-			return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stderr{Stderr: b}}
-		}
-		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stdout{Stdout: e.Data.GetStdout()}}
-	case *envdpb.ProcessEvent_End:
-		// Other words there, such as those of a plain exit status, name no signal.
-		signal, ok := strings.CutPrefix(e.End.GetError(), "signal: ")
-		if !ok {
-			signal = ""
-		}
-		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: e.End.GetExitCode(), Signal: signal}}}
-	}
-	return nil
-}
-
-// feed carries the client's input to the process until either ends. The
-// process's own end is told by its events, so failures here end only the input.
-func feed(ctx context.Context, stream hostpb.HostService_ExecServer, g *guestClient, pid uint32) {
-	target := &envdpb.ProcessSelector{Selector: &envdpb.ProcessSelector_Pid{Pid: pid}}
-	for ctx.Err() == nil {
-		m, err := stream.Recv()
-		if err != nil {
-			return
-		}
-		switch m := m.GetMessage().(type) {
-		case *hostpb.ExecRequest_Stdin:
-			err = g.send(ctx, target, m.Stdin)
-		case *hostpb.ExecRequest_CloseStdin:
-			err = g.closeStdin(ctx, target)
-		case *hostpb.ExecRequest_Signal:
-			err = g.signal(ctx, target, m.Signal)
-		}
-		if err != nil {
-			return
-		}
 	}
 }
 

@@ -26,12 +26,13 @@ var (
 	PortInUse     = code("port_in_use", Conflict, 0, "another process listens on that address", "stop it, or choose another address for the named key")
 	DataDir       = code("data_dir_unusable", Invalid, 0, "the data directory cannot be made or written", "choose a writable directory with --data-dir")
 	DataDirLocked = code("data_dir_locked", Conflict, 0, "another paddock runs on this data directory", "stop it, or choose another --data-dir")
+	MachineUnfit  = code("machine_unfit", Unavailable, 0, "this machine lacks what Paddock needs", "do what each failed line says, then run `paddock doctor` again")
 	ToolMissing   = code("tool_missing", Unavailable, 0, "a program that this role needs is not installed", "install the named program; `make setup` installs all of them")
 
 	// Templates.
 	ImageRef         = code("image_ref_invalid", Invalid, 0, "the image reference cannot be read", "write it as registry/name:tag or registry/name@sha256:digest")
 	ImageNotFound    = code("image_not_found", NotFound, 0, "the registry has no such image", "check name and tag, and that it was pushed")
-	ImageDenied      = code("image_denied", Forbidden, 0, "the registry refused access to the image", "pass --registry-username and --registry-password, or log in with docker")
+	ImageDenied      = code("image_denied", Forbidden, 0, "the registry refused access to the image", "pass --registry-username and --registry-password-stdin, or log in with docker")
 	ImagePlatform    = code("image_platform", Invalid, 0, "the image has no variant for this platform", "push a variant for the platform that the message names")
 	ImageInvalid     = code("image_invalid", Invalid, 0, "the image's manifest, config or layers break the image format", "rebuild and push the image")
 	ImageHostile     = code("image_refused", Invalid, 0, "a layer holds an entry that no honest image has", "look at the entry that the message names")
@@ -62,7 +63,7 @@ var (
 	SandboxNotFound  = code("sandbox_not_found", NotFound, 130404, "no sandbox has that id", "`paddock sandbox list` shows what runs")
 	SandboxNotReady  = code("sandbox_not_ready", Conflict, 130490, "the sandbox is not running", "look at its state with `paddock sandbox info`")
 	RuntimeFailed    = code("runtime_failed", Internal, 130508, "the runtime could not do it", "the message has the runtime's own words; the cubelet's log has the rest")
-	GuestUnreachable = code("guest_unreachable", Unavailable, 130539, "the agent inside the sandbox did not answer in time", "look at `paddock sandbox logs`; the image may be broken, or the host overloaded")
+	GuestUnreachable = code("guest_unreachable", Unavailable, 130539, "the agent inside the sandbox did not answer in time", "look at the log of its cubelet; the image may be broken, or the host overloaded")
 	CommandNotFound  = code("command_not_found", NotFound, 0, "the sandbox has no such program", "check the name; programs are looked up in the PATH of the image")
 	FileNotFound     = code("file_not_found", NotFound, 0, "the sandbox has no such file", "check the path; it must be absolute")
 	FileIsDirectory  = code("file_is_directory", Invalid, 0, "the path is a directory", "name a file")

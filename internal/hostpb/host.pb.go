@@ -1345,8 +1345,10 @@ type ExecExited struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	ExitCode int32                  `protobuf:"varint,1,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
 	// The signal's name when one ended the process.
-	Signal        string `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"`
-	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Signal string `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	Error  string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	// Its number; 0: none did, or it is not known.
+	SignalNumber  int32 `protobuf:"varint,4,opt,name=signal_number,json=signalNumber,proto3" json:"signal_number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1402,6 +1404,111 @@ func (x *ExecExited) GetError() string {
 	return ""
 }
 
+func (x *ExecExited) GetSignalNumber() int32 {
+	if x != nil {
+		return x.SignalNumber
+	}
+	return 0
+}
+
+type SignalRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// As ExecStarted told it.
+	Pid uint32 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	// 1 to 64.
+	Signal        int32 `protobuf:"varint,3,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalRequest) Reset() {
+	*x = SignalRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalRequest) ProtoMessage() {}
+
+func (x *SignalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
+func (*SignalRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *SignalRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SignalRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *SignalRequest) GetSignal() int32 {
+	if x != nil {
+		return x.Signal
+	}
+	return 0
+}
+
+type SignalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignalResponse) Reset() {
+	*x = SignalResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignalResponse) ProtoMessage() {}
+
+func (x *SignalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
+func (*SignalResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+}
+
 type ReadFileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1413,7 +1520,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1532,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1545,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1473,7 +1580,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1485,7 +1592,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1498,7 +1605,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1528,7 +1635,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1647,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1660,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -1608,7 +1715,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1727,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1740,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -1666,7 +1773,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1785,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1798,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -1814,12 +1921,19 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x06exited\x18\x04 \x01(\v2\x1b.paddock.host.v1.ExecExitedH\x00R\x06exitedB\t\n" +
 	"\amessage\"\x1f\n" +
 	"\vExecStarted\x12\x10\n" +
-	"\x03pid\x18\x01 \x01(\rR\x03pid\"W\n" +
+	"\x03pid\x18\x01 \x01(\rR\x03pid\"|\n" +
 	"\n" +
 	"ExecExited\x12\x1b\n" +
 	"\texit_code\x18\x01 \x01(\x05R\bexitCode\x12\x16\n" +
 	"\x06signal\x18\x02 \x01(\tR\x06signal\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"X\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12#\n" +
+	"\rsignal_number\x18\x04 \x01(\x05R\fsignalNumber\"X\n" +
+	"\rSignalRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\x05R\x06signal\"\x10\n" +
+	"\x0eSignalResponse\"X\n" +
 	"\x0fReadFileRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -1846,7 +1960,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_PAUSED\x10\x03\x12\x1a\n" +
 	"\x16SANDBOX_STATE_STOPPING\x10\x04\x12\x18\n" +
-	"\x14SANDBOX_STATE_EXITED\x10\x052\xbc\x06\n" +
+	"\x14SANDBOX_STATE_EXITED\x10\x052\x87\a\n" +
 	"\vHostService\x12a\n" +
 	"\x0eEnsureArtifact\x12&.paddock.host.v1.EnsureArtifactRequest\x1a'.paddock.host.v1.EnsureArtifactResponse\x12a\n" +
 	"\x0eRemoveArtifact\x12&.paddock.host.v1.RemoveArtifactRequest\x1a'.paddock.host.v1.RemoveArtifactResponse\x12^\n" +
@@ -1855,7 +1969,8 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"GetSandbox\x12\".paddock.host.v1.GetSandboxRequest\x1a#.paddock.host.v1.GetSandboxResponse\x12^\n" +
 	"\rListSandboxes\x12%.paddock.host.v1.ListSandboxesRequest\x1a&.paddock.host.v1.ListSandboxesResponse\x12G\n" +
-	"\x04Exec\x12\x1c.paddock.host.v1.ExecRequest\x1a\x1d.paddock.host.v1.ExecResponse(\x010\x01\x12Q\n" +
+	"\x04Exec\x12\x1c.paddock.host.v1.ExecRequest\x1a\x1d.paddock.host.v1.ExecResponse(\x010\x01\x12I\n" +
+	"\x06Signal\x12\x1e.paddock.host.v1.SignalRequest\x1a\x1f.paddock.host.v1.SignalResponse\x12Q\n" +
 	"\bReadFile\x12 .paddock.host.v1.ReadFileRequest\x1a!.paddock.host.v1.ReadFileResponse0\x01\x12T\n" +
 	"\tWriteFile\x12!.paddock.host.v1.WriteFileRequest\x1a\".paddock.host.v1.WriteFileResponse(\x01B7Z5github.com/paddock-dev/paddock/internal/hostpb;hostpbb\x06proto3"
 
@@ -1872,7 +1987,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
@@ -1895,33 +2010,35 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*ExecResponse)(nil),           // 18: paddock.host.v1.ExecResponse
 	(*ExecStarted)(nil),            // 19: paddock.host.v1.ExecStarted
 	(*ExecExited)(nil),             // 20: paddock.host.v1.ExecExited
-	(*ReadFileRequest)(nil),        // 21: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 22: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 23: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 24: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 25: paddock.host.v1.WriteFileResponse
-	nil,                            // 26: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 27: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 28: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 29: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 30: google.protobuf.Timestamp
+	(*SignalRequest)(nil),          // 21: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 22: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 23: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 24: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 25: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 26: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 27: paddock.host.v1.WriteFileResponse
+	nil,                            // 28: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 29: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 30: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 31: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	26, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	27, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	28, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	29, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
 	15, // 3: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
 	15, // 4: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
 	15, // 5: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
 	0,  // 6: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
 	2,  // 7: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	30, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	28, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	32, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	30, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
 	17, // 10: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	29, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	31, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
 	19, // 12: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
 	20, // 13: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	24, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	26, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
 	3,  // 15: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
 	5,  // 16: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
 	7,  // 17: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
@@ -1929,19 +2046,21 @@ var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	11, // 19: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
 	13, // 20: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
 	16, // 21: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	21, // 22: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	23, // 23: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 24: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 25: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	8,  // 26: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	10, // 27: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	12, // 28: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	14, // 29: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	18, // 30: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	22, // 31: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	25, // 32: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	24, // [24:33] is the sub-list for method output_type
-	15, // [15:24] is the sub-list for method input_type
+	21, // 22: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	23, // 23: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	25, // 24: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 25: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 26: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	8,  // 27: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	10, // 28: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	12, // 29: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	14, // 30: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	18, // 31: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	22, // 32: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	24, // 33: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	27, // 34: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	25, // [25:35] is the sub-list for method output_type
+	15, // [15:25] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -1964,7 +2083,7 @@ func file_paddock_host_v1_host_proto_init() {
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[22].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[24].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -1974,7 +2093,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

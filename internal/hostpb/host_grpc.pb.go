@@ -28,6 +28,7 @@ const (
 	HostService_GetSandbox_FullMethodName     = "/paddock.host.v1.HostService/GetSandbox"
 	HostService_ListSandboxes_FullMethodName  = "/paddock.host.v1.HostService/ListSandboxes"
 	HostService_Exec_FullMethodName           = "/paddock.host.v1.HostService/Exec"
+	HostService_Signal_FullMethodName         = "/paddock.host.v1.HostService/Signal"
 	HostService_ReadFile_FullMethodName       = "/paddock.host.v1.HostService/ReadFile"
 	HostService_WriteFile_FullMethodName      = "/paddock.host.v1.HostService/WriteFile"
 )
@@ -63,6 +64,10 @@ type HostServiceClient interface {
 	// until the client closes its side. The server sends started, output and, as
 	// the last message, exited.
 	Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error)
+	// Signal sends a signal to a process that Exec started, and to what that
+	// started. It passes by input that the process has not read. A process that
+	// has ended is NOT_FOUND.
+	Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*SignalResponse, error)
 	// ReadFile streams one file out of a sandbox.
 	ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error)
 	// WriteFile streams one file into a sandbox. The first message is target.
@@ -150,6 +155,16 @@ func (c *hostServiceClient) Exec(ctx context.Context, opts ...grpc.CallOption) (
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type HostService_ExecClient = grpc.BidiStreamingClient[ExecRequest, ExecResponse]
 
+func (c *hostServiceClient) Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*SignalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SignalResponse)
+	err := c.cc.Invoke(ctx, HostService_Signal_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostServiceClient) ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[1], HostService_ReadFile_FullMethodName, cOpts...)
@@ -213,6 +228,10 @@ type HostServiceServer interface {
 	// until the client closes its side. The server sends started, output and, as
 	// the last message, exited.
 	Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error
+	// Signal sends a signal to a process that Exec started, and to what that
+	// started. It passes by input that the process has not read. A process that
+	// has ended is NOT_FOUND.
+	Signal(context.Context, *SignalRequest) (*SignalResponse, error)
 	// ReadFile streams one file out of a sandbox.
 	ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[ReadFileResponse]) error
 	// WriteFile streams one file into a sandbox. The first message is target.
@@ -247,6 +266,9 @@ func (UnimplementedHostServiceServer) ListSandboxes(context.Context, *ListSandbo
 }
 func (UnimplementedHostServiceServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
 	return status.Error(codes.Unimplemented, "method Exec not implemented")
+}
+func (UnimplementedHostServiceServer) Signal(context.Context, *SignalRequest) (*SignalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Signal not implemented")
 }
 func (UnimplementedHostServiceServer) ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[ReadFileResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadFile not implemented")
@@ -390,6 +412,24 @@ func _HostService_Exec_Handler(srv interface{}, stream grpc.ServerStream) error 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type HostService_ExecServer = grpc.BidiStreamingServer[ExecRequest, ExecResponse]
 
+func _HostService_Signal_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SignalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).Signal(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_Signal_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).Signal(ctx, req.(*SignalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _HostService_ReadFile_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ReadFileRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -438,6 +478,10 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListSandboxes",
 			Handler:    _HostService_ListSandboxes_Handler,
+		},
+		{
+			MethodName: "Signal",
+			Handler:    _HostService_Signal_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

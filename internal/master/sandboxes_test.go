@@ -342,6 +342,29 @@ func TestHostsAreSeen(t *testing.T) {
 	})
 }
 
+// A host that starts again may be another than the one that was ready: it is
+// not chosen before it says so.
+func TestAHostThatRegistersAgainIsNotReadyYet(t *testing.T) {
+	r, hosts := ready(t, sqlite(t), 1, plenty)
+	h := hosts[0]
+	h.hush()
+	must(t, h.register(t.Context()))
+	shown, err := r.api.Host(t.Context(), string(h.id))
+	must(t, err)
+	if shown.Health != string(host.NotReady) || shown.Reason == "" {
+		t.Errorf("registered anew: %s, %q", shown.Health, shown.Reason)
+	}
+	_, err = r.create("base")
+	refused(t, err, fault.NoHost)
+	h.speak()
+	eventually(t, "it is healthy after its first report", func() bool {
+		shown, err := r.api.Host(t.Context(), string(h.id))
+		return err == nil && shown.Health == string(host.Healthy)
+	})
+	_, err = r.create("base")
+	must(t, err)
+}
+
 // What a host says of another peer is not the host being away.
 func TestAHostsOwnWordKeepsItsCode(t *testing.T) {
 	r, hosts := ready(t, sqlite(t), 1, plenty)

@@ -242,6 +242,43 @@ func TestStalledJobsEnd(t *testing.T) {
 	})
 }
 
+// A job may wait behind others for longer than a silent one may live: another
+// centre, which does not have it, must not end it.
+func TestAJobThatWaitsItsTurnIsAlive(t *testing.T) {
+	databases(t, func(t *testing.T, db *store.Store) {
+		const stale = 2 * time.Second
+		r := newRig(t, db, func(d *templatecenter.Deps) {
+			c := &d.Config.TemplateCenter
+			c.PendingStaleAfter, c.ReconcileInterval, c.MaxConcurrentBuilds = stale, time.Hour, 1
+		})
+		other := *r
+		other.deps.Config.TemplateCenter.ReconcileInterval = time.Second
+		other.deps.Config.TemplateCenter.WorkDir = filepath.Join(t.TempDir(), "work")
+		other.start()
+		r.gate.shut()
+		running, waiting := r.job(r.image("one", "1")), r.job(r.image("two", "2"))
+		r.submit(running)
+		r.submit(waiting)
+		lost := r.job("x/lost:1") // nobody has it
+		eventually(t, "the end of a job in nobody's hand", func() bool { return r.jobRow(lost.JobID).State == template.JobFailed })
+		var j template.Job
+		eventually(t, "signs of life", func() bool {
+			j = r.jobRow(waiting.JobID)
+			return j.State != template.JobQueued || j.ChangedAt.Sub(j.CreatedAt) > 3*stale
+		})
+		if j.State != template.JobQueued {
+			t.Errorf("a job that waits: %s, %s", j.State, j.Error)
+		}
+		expectMetric(t, &other, "paddock_jobs_stalled_total 1")
+		r.gate.open()
+		for _, b := range []cubeapi.TCBuildRequest{running, waiting} {
+			if out := r.master.outcome(b.JobID); out.Status != cubeapi.StatusBuilt {
+				t.Errorf("outcome %+v", out)
+			}
+		}
+	})
+}
+
 func TestBytesInNoBookAreRemoved(t *testing.T) {
 	r := newRig(t, open(t, sqlite(t)), nil)
 	out := r.built(r.image("app", "1"))

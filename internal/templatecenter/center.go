@@ -2,8 +2,9 @@
 // keeps their bytes, hands them out, and lets them go.
 //
 // The master owns every row of jobs and templates; this service tells it what
-// happens and writes a job row in one case only: a job that nobody reported on
-// for too long. It must never call a host.
+// happens and writes a job row in two cases only: a job that nobody reported on
+// for too long, which it ends, and one that waits here for its turn, which it
+// touches so that nobody ends it. It must never call a host.
 package templatecenter
 
 import (
@@ -188,14 +189,17 @@ func (c *Center) bytes() (keeper, error) {
 	return c.keep, nil
 }
 
-// Run sweeps until ctx ends. Then builds that wait or run are cancelled, and it
+// Run sweeps, and keeps the jobs that wait alive, until ctx ends. Then builds that wait or run are cancelled, and it
 // returns when each has told the master, or could not within ten seconds. The
 // centre takes no work afterwards.
 func (c *Center) Run(ctx context.Context) error {
 	if err := c.open(); err != nil {
 		return err
 	}
+	var loops sync.WaitGroup
+	loops.Go(func() { c.beatUntil(ctx) })
 	c.sweepUntil(ctx)
+	loops.Wait()
 	c.queue.stop()
 	var errs []error
 	for _, one := range append(c.closes, c.work) {

@@ -6,11 +6,13 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/template"
 )
 
 // queue runs builds in the order in which they came, a few at a time. None is
-// refused for want of a builder: it waits. It lives in memory: the rows of
-// jobs that a crash loses are ended by the sweep.
+// refused for want of a builder: it waits, and its row shows that it is alive
+// (see Center.beat). It lives in memory: the rows of jobs that a crash loses
+// are ended by the sweep.
 type queue struct {
 	build   func(ctx context.Context, r cubeapi.TCBuildRequest)
 	limit   int
@@ -54,6 +56,17 @@ func (q *queue) has(jobID string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.inHand[jobID]
+}
+
+// line returns the jobs that wait for their turn.
+func (q *queue) line() []template.JobID {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ids := make([]template.JobID, 0, len(q.waiting))
+	for _, r := range q.waiting {
+		ids = append(ids, template.JobID(r.JobID))
+	}
+	return ids
 }
 
 // fill starts builds while there are builders. Once the queue has ended it

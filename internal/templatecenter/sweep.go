@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -45,9 +46,55 @@ func (c *Center) sweep(ctx context.Context) {
 	}
 }
 
+const (
+	// beatsPerLife is how often a job that waits is touched within the time
+	// after which a silent one is taken for lost.
+	beatsPerLife = 4
+	beatBatch    = 100 // rows of one transaction
+	beatTime     = 30 * time.Second
+)
+
+// beatUntil shows until ctx ends that the jobs in the queue are alive: another
+// centre cannot see that they only wait, and would end them.
+func (c *Center) beatUntil(ctx context.Context) {
+	tick := time.NewTicker(max(c.cfg.TemplateCenter.PendingStaleAfter/beatsPerLife, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for ids := range slices.Chunk(c.queue.line(), beatBatch) {
+			if err := c.beat(ctx, ids); err != nil && ctx.Err() == nil {
+				c.log.WarnContext(ctx, "jobs that wait could not be marked alive", slog.Int("jobs", len(ids)), slog.String("error", err.Error()))
+			}
+		}
+	}
+}
+
+// beat touches the rows of jobs that wait. One whose turn came meanwhile, or
+// that is gone, needs it no more.
+func (c *Center) beat(ctx context.Context, ids []template.JobID) error {
+	ctx, cancel := context.WithTimeout(ctx, beatTime)
+	defer cancel()
+	return c.db.Update(ctx, func(tx *store.Tx) error {
+		for _, id := range ids {
+			j, err := templatedb.GetJob(ctx, tx, id)
+			if err == nil && j.State == template.JobQueued {
+				_, err = templatedb.TouchJob(ctx, tx, j)
+			}
+			if err != nil && !errors.Is(err, fault.JobNotFound) && !errors.Is(err, fault.VersionConflict) {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // endStalled fails the jobs in state that did not change for that long, by the
-// database's clock, the longest first. It is the one case where this service
-// writes a job. Those that this process has in hand are alive: they only wait.
+// database's clock, the longest first. Those that this process has in hand are
+// alive: they only wait.
 func (c *Center) endStalled(ctx context.Context, state template.JobState, after time.Duration) error {
 	var old []template.Job
 	err := c.db.View(ctx, func(tx *store.Tx) (err error) {

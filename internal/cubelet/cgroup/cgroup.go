@@ -65,6 +65,45 @@ func Open(name string) (*Parent, error) {
 	return p, nil
 }
 
+// Check tells which kind of cgroups this machine has, and what of them is
+// missing. Nothing is made.
+func Check() (kind string, err error) {
+	if !unified() {
+		return "v1", checkV1()
+	}
+	b, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
+	if err != nil {
+		return "v2", err
+	}
+	var errs []error
+	for _, c := range controllers {
+		if !slices.Contains(strings.Fields(string(b)), c) {
+			errs = append(errs, fmt.Errorf("the kernel offers no controller %s", c))
+		}
+	}
+	return "v2", errors.Join(append(errs, writable(root))...)
+}
+
+func checkV1() error {
+	var errs []error
+	for _, c := range controllers {
+		folder := filepath.Join(root, c)
+		if _, err := os.Stat(filepath.Join(folder, "cgroup.procs")); err != nil {
+			errs = append(errs, fmt.Errorf("controller %s is not mounted at %s", c, folder))
+			continue
+		}
+		errs = append(errs, writable(folder))
+	}
+	return errors.Join(errs...)
+}
+
+func writable(folder string) error {
+	if err := unix.Access(folder, unix.W_OK); err != nil {
+		return fmt.Errorf("%s cannot be written: %w", folder, err)
+	}
+	return nil
+}
+
 func unified() bool {
 	var s unix.Statfs_t
 	return unix.Statfs(root, &s) == nil && s.Type == unix.CGROUP2_SUPER_MAGIC

@@ -269,11 +269,26 @@ func makeNamespace(name string) error {
 	if err := f.Close(); err != nil {
 		return err
 	}
+	if err := bindNew(path); err != nil {
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
+}
+
+// bindNew makes a namespace and mounts it at path.
+func bindNew(path string) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread has left the host's namespace and must end
-		// with this goroutine.
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread does not end before the process, so it would keep
+			// the namespace. While it waits here, another is taken.
+			defer runtime.UnlockOSThread()
+			done <- bindNew(path)
+			return
+		}
+		// Not unlocked: the thread leaves the host's namespace and must end with
+		// this goroutine.
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			done <- err
 			return
@@ -285,10 +300,7 @@ func makeNamespace(name string) error {
 		}
 		done <- unix.Mount(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()), path, "none", unix.MS_BIND, "")
 	}()
-	if err := <-done; err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	return nil
+	return <-done
 }
 
 // Destroy removes a network, whole or half made, and frees its address.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -100,4 +101,23 @@ func TestAddressOfAnotherCubelet(t *testing.T) {
 	}
 	check(t, a.Destroy(first))
 	check(t, a.Destroy(first)) // again
+}
+
+// The first thread of a process does not end, so one that was sent into a
+// sandbox's namespace would keep it for ever, and /proc/self would show it.
+func TestThisProcessStaysWhereItIs(t *testing.T) {
+	before, err := os.Readlink("/proc/self/ns/net")
+	check(t, err)
+	p := pool(t, "f0a9", "10.228.9.0/24")
+	for i := range 20 {
+		n, err := p.Reserve("stay" + strconv.Itoa(i))
+		check(t, err)
+		check(t, p.Create(n))
+		check(t, p.Destroy(n))
+	}
+	after, err := os.Readlink("/proc/self/ns/net")
+	check(t, err)
+	if after != before {
+		t.Errorf("the process is in %s, it was in %s", after, before)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -313,6 +314,32 @@ func TestShowSaysWhoSaidSoAndReadsBack(t *testing.T) {
 	same.Auth.APIKey = "" // hidden, so not read back
 	if got, want := fmt.Sprintf("%+v", again), fmt.Sprintf("%+v", same); got != want {
 		t.Errorf("read back\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestSettingsAreTypedAndHideSecrets(t *testing.T) {
+	l, err := config.Read(config.LoadOptions{Environ: []string{"PADDOCK_HOST_TOKEN=hunter2hunter2hunter2", "PADDOCK_INSECURE_REGISTRIES=a:1,b:2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]config.Setting{}
+	for _, s := range l.Settings() {
+		got[s.Key] = s
+	}
+	for key, want := range map[string]config.Setting{
+		"auth.host_token":                    {Value: "(hidden)", Source: "environment PADDOCK_HOST_TOKEN", Env: "PADDOCK_HOST_TOKEN"},
+		"auth.api_key":                       {Value: "", Source: "default", Env: "PADDOCK_API_KEY"},
+		"database.dsn":                       {Value: "(hidden)", Source: "derived", Env: "PADDOCK_DATABASE_DSN"},
+		"master.sweep_interval":              {Value: "5s", Source: "default", Env: "PADDOCK_SWEEP_INTERVAL"},
+		"cubelet.max_sandboxes":              {Value: 256, Source: "default", Env: "PADDOCK_MAX_SANDBOXES"},
+		"cubelet.mem_overcommit":             {Value: 1.25, Source: "default", Env: "PADDOCK_MEM_OVERCOMMIT"},
+		"database.auto_migrate":              {Value: true, Source: "default", Env: "CUBE_AUTO_MIGRATION"},
+		"templatecenter.insecure_registries": {Value: []string{"a:1", "b:2"}, Source: "environment PADDOCK_INSECURE_REGISTRIES", Env: "PADDOCK_INSECURE_REGISTRIES"},
+	} {
+		want.Key = key
+		if !reflect.DeepEqual(got[key], want) {
+			t.Errorf("got %+v, want %+v", got[key], want)
+		}
 	}
 }
 

@@ -37,6 +37,34 @@ func (l *Loaded) YAML() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// Setting is one value and who gave it.
+type Setting struct {
+	Key string `json:"key"`
+	// Value is text, a number, true or false, or a list of texts. A duration is
+	// text with its unit, a secret is hidden.
+	Value  any    `json:"value"`
+	Source string `json:"source"`   // see Loaded.Source
+	Env    string `json:"variable"` // the variable of the environment that sets it
+}
+
+// Settings returns every setting, in the order of the file.
+func (l *Loaded) Settings() []Setting {
+	var all []Setting
+	for _, f := range fieldsOf(&l.Config) {
+		all = append(all, Setting{f.key, f.plain(), l.Source(f.key), f.env})
+	}
+	return all
+}
+
+// plain returns the value for a program that knows no types of ours.
+func (f field) plain() any {
+	switch v := f.value.Interface().(type) {
+	case bool, int, float64, []string:
+		return v
+	}
+	return f.text()
+}
+
 func indent(depth int) string { return strings.Repeat("  ", depth) }
 
 // Source says who gave the value of key: default, derived, command line, a

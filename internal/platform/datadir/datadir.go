@@ -53,20 +53,30 @@ func Open(path string) (*Dir, error) {
 // closeToOthers takes the rights of group and others away from a directory
 // that is ours or empty.
 func closeToOthers(dir string) error {
+	open, err := openToOthers(dir)
+	if err != nil || !open {
+		return err
+	}
+	return os.Chmod(dir, 0o700) //nolint:gosec // a directory needs its x bit
+}
+
+// openToOthers reports whether group or others have rights in dir. One where
+// they have, and that holds other things than ours, is an error.
+func openToOthers(dir string) (bool, error) {
 	info, err := os.Stat(dir)
 	if err != nil || info.Mode().Perm()&0o077 == 0 {
-		return err
+		return false, err
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return err
+		return true, err
 	}
 	if len(entries) > 0 {
 		if _, err := os.Stat(filepath.Join(dir, secretsName)); err != nil {
-			return fmt.Errorf("it holds things that are not ours, and others may read it (mode %04o): choose a directory of its own", info.Mode().Perm())
+			return true, fmt.Errorf("it holds things that are not ours, and others may read it (mode %04o): choose a directory of its own", info.Mode().Perm())
 		}
 	}
-	return os.Chmod(dir, 0o700) //nolint:gosec // a directory needs its x bit
+	return true, nil
 }
 
 // private makes a directory for its owner only, and keeps it so.

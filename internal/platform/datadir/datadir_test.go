@@ -89,12 +89,40 @@ func TestOpenRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{full, file, filepath.Join(file, "below"), "/proc/paddock"} {
-		if _, err := datadir.Open(path); !errors.Is(err, fault.DataDir) || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v, want data_dir_unusable", path, err)
+		for name, err := range map[string]error{"look": datadir.Look(path), "open": second(datadir.Open(path))} {
+			if !errors.Is(err, fault.DataDir) || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s %s: %v, want data_dir_unusable", name, path, err)
+			}
 		}
 	}
 	if m := mode(t, full); m != 0o755 {
 		t.Errorf("a stranger's directory was changed to %o", m)
+	}
+}
+
+func second(_ *datadir.Dir, err error) error { return err }
+
+func TestLookChangesNothing(t *testing.T) {
+	root := t.TempDir()
+	empty := filepath.Join(root, "empty")
+	if err := os.Mkdir(empty, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	open(t, filepath.Join(root, "ours"))
+	for _, path := range []string{empty, filepath.Join(root, "ours"), filepath.Join(root, "not/there/yet")} {
+		if err := datadir.Look(path); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if m := mode(t, empty); m != 0o755 {
+		t.Errorf("the mode became %o", m)
+	}
+	left, err := os.ReadDir(empty)
+	if _, gone := os.Stat(filepath.Join(root, "not")); err != nil || len(left) > 0 || gone == nil {
+		t.Errorf("made: %v, %v", left, err)
+	}
+	if got := datadir.Existing(filepath.Join(root, "not/there/yet")); got != root {
+		t.Errorf("what is there of it: %s", got)
 	}
 }
 
@@ -142,6 +170,12 @@ func TestLockKeepsOthersOut(t *testing.T) {
 	if _, err := d.Lock("master"); !errors.Is(err, fault.DataDirLocked) || !strings.Contains(err.Error(), "process "+strconv.Itoa(c.Process.Pid)) {
 		t.Errorf("while another has it: %v", err)
 	}
+	if pid := datadir.Holder(path, "master"); pid != c.Process.Pid {
+		t.Errorf("process %d has it, want %d", pid, c.Process.Pid)
+	}
+	if pid := datadir.Holder(path, "cubelet"); pid != 0 {
+		t.Errorf("process %d has what nobody has", pid)
+	}
 	release, err := d.Lock("cubelet")
 	if err != nil {
 		t.Errorf("another role: %v", err)
@@ -154,6 +188,9 @@ func TestLockKeepsOthersOut(t *testing.T) {
 	}
 	_ = c.Wait() // it was killed
 	_ = in.Close()
+	if pid := datadir.Holder(path, "master"); pid != 0 {
+		t.Errorf("the dead process %d has it", pid)
+	}
 	release, err = d.Lock("master")
 	if err != nil {
 		t.Fatalf("after the other was killed: %v", err)

@@ -45,13 +45,28 @@ var (
 
 func init() {
 	p, err := parse(os.Getenv(Variable))
-	badList = err
+	badList = errors.Join(err, p.known())
 	armed.Store(&p)
 }
 
-// Check returns fault.BadConfig when the variable cannot be read. A program
-// asks once, at its start: a crash test whose place was misspelt must not pass.
+// Check returns fault.BadConfig when the variable cannot be read or names a
+// place that does not exist (see Places). A program asks once, at its start: a
+// crash test whose place was misspelt must not pass.
 func Check() error { return badList }
+
+// known returns fault.BadConfig with every name of p that is no place.
+func (p plan) known() error {
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		if !slices.Contains(places, name) {
+			errs = append(errs, &fault.Error{
+				Code: fault.BadConfig, Message: fmt.Sprintf("%s: there is no place %q", Variable, name),
+				Remedy: "name one of " + strings.Join(places, ", "),
+			})
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Armed returns the armed places, for the start to tell of them loudly.
 func Armed() []string { return slices.Sorted(maps.Keys(*armed.Load())) }

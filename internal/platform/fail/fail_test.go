@@ -13,6 +13,12 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 )
 
+// Two of the program's places.
+const (
+	here      = "rootfs.pull"
+	elsewhere = "master.create.after_row"
+)
+
 // The test program is also the program that is broken: with a task in its
 // environment it does that task instead of testing.
 func TestMain(m *testing.M) {
@@ -22,7 +28,7 @@ func TestMain(m *testing.M) {
 			os.Exit(3)
 		}
 		for range 2 {
-			if fail.Point("here") != nil {
+			if fail.Point(here) != nil {
 				os.Exit(4)
 			}
 			_, _ = os.Stdout.WriteString("passed\n")
@@ -46,15 +52,17 @@ func TestTheEnvironmentBreaksTheProgram(t *testing.T) {
 		exit      int // -1: killed
 	}{
 		{"", "passed\npassed\n", 0},
-		{"elsewhere=crash", "passed\npassed\n", 0},
-		{"here=error", "", 4},
-		{"here=error@2", "passed\n", 4},
-		{"here=crash", "", -1},
-		{" elsewhere=error, here=crash@2", "passed\n", -1},
-		{"here=explode", "", 3},
-		{"here", "", 3},
-		{"here=crash@0", "", 3},
+		{elsewhere + "=crash", "passed\npassed\n", 0},
+		{here + "=error", "", 4},
+		{here + "=error@2", "passed\n", 4},
+		{here + "=crash", "", -1},
+		{" " + elsewhere + "=error, " + here + "=crash@2", "passed\n", -1},
+		{here + "=explode", "", 3},
+		{here, "", 3},
+		{here + "=crash@0", "", 3},
 		{"=crash", "", 3},
+		{"nowhere=crash", "", 3},
+		{here + "=crash,rootfs.pul=crash", "", 3},
 	} {
 		out, state := visit(t, c.list)
 		if out != c.out || state.ExitCode() != c.exit {

@@ -10,20 +10,21 @@ import (
 	"github.com/paddock-dev/paddock/internal/store"
 )
 
-// PutHost stores what a host says about itself when it starts. A host that
-// registers anew keeps its cordon.
+// PutHost stores what a host says about itself when it starts. It is not ready
+// until its first report says so, also if it was before: what it said last is
+// the word of a process that ended. A host that registers anew keeps its
+// cordon.
 func PutHost(ctx context.Context, tx *store.Tx, r host.Registration) error {
 	registration, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	n, err := tx.Exec(ctx, `UPDATE host SET ip = ?, registration = ?, heard_us = ? WHERE id = ?`, []byte(r.IP), registration, tx.Now.UnixMicro(), []byte(r.ID))
-	if err != nil || n > 0 {
-		return err
-	}
-	// Not ready until its first status says so.
 	status, err := json.Marshal(host.Status{Reason: "it has registered and not reported yet"})
 	if err != nil {
+		return err
+	}
+	n, err := tx.Exec(ctx, `UPDATE host SET ip = ?, registration = ?, status = ?, heard_us = ? WHERE id = ?`, []byte(r.IP), registration, status, tx.Now.UnixMicro(), []byte(r.ID))
+	if err != nil || n > 0 {
 		return err
 	}
 	return tx.Insert(ctx, fault.New(fault.VersionConflict, "host %s", r.ID),

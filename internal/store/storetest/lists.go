@@ -303,6 +303,10 @@ func hostsAreHeard(t *testing.T, fresh Fresh) {
 		if !all[1].Cordoned || !all[1].HeardAt.After(began) {
 			t.Errorf("cordoned %v, heard at %s after %s", all[1].Cordoned, all[1].HeardAt, began)
 		}
+		// What it said before is of a process that ended.
+		if s := all[1].Status; s.Ready || s.Reason == "" || s.Allocated != (host.Resources{}) || s.Sandboxes != 0 || len(s.Artifacts) != 0 {
+			t.Errorf("registered anew, not reported yet: %+v", s)
+		}
 		return err
 	})
 }
