@@ -54,7 +54,7 @@ if [ -z "$image" ]; then
 fi
 
 master=127.0.0.1:$(free_port) centre=127.0.0.1:$(free_port)
-export PADDOCK_MASTER_LISTEN=$master CUBE_TEMPLATE_CENTER_LISTEN=$centre PADDOCK_CUBELET_LISTEN=127.0.0.1:$(free_port)
+export PADDOCK_MASTER_LISTEN=$master CUBE_TEMPLATE_CENTER_LISTEN=$centre PADDOCK_CUBELET_LISTEN=127.0.0.1:$(free_port) PADDOCK_CUBELET_METRICS_LISTEN=127.0.0.1:$(free_port)
 export CUBE_TEMPLATE_CENTER_ADDR=http://$centre PADDOCK_ON_STOP=kill PADDOCK_DATA_DIR=$data
 if [ "${ROLES:-up}" = split ]; then
 	for role in master templatecenter cubelet; do start $role paddock $role; done

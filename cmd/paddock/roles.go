@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strconv"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 
+	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/cubelet"
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/master"
@@ -137,6 +139,11 @@ func (p *process) open(ctx context.Context, roles []string) error {
 		listeners[role] = l
 		p.faces = append(p.faces, fmt.Sprintf("%-15s %s", role, l.Addr()))
 	}
+	if len(roles) == 1 && roles[0] == "cubelet" {
+		if err := p.openWatch(ctx); err != nil {
+			return err
+		}
+	}
 	for _, role := range roles {
 		var err error
 		switch role {
@@ -206,7 +213,25 @@ func (p *process) openCubelet(ctx context.Context, l net.Listener) error {
 		grpc.ChainStreamInterceptor(auth.StreamServer(a.HostToken, a.InsecureOpen)),
 	)
 	hostpb.RegisterHostServiceServer(s, cubelet.NewServer(c))
-	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPCOn(l, s)})
+	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c, StopTime: cubelet.StopTime}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPCOn(l, s)})
+	return nil
+}
+
+// openWatch serves health and metrics of a cubelet that has no other HTTP face
+// in its process.
+func (p *process) openWatch(ctx context.Context) error {
+	l, err := serve.Listen(ctx, "cubelet.metrics_listen", p.cfg.Cubelet.MetricsListen)
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET "+cubeapi.PathMasterHealth, func(w http.ResponseWriter, r *http.Request) {
+		serve.WriteJSON(w, http.StatusOK, cubeapi.OK(logs.RequestID(r.Context())))
+	})
+	mux.Handle("GET "+cubeapi.PathMetrics, telemetry.Handler(p.metrics))
+	h := serve.NewMiddleware("cubelet", p.log, p.metrics).Wrap(mux)
+	p.parts = append(p.parts, serve.Named{Name: "cubelet.http", Service: serve.HTTPOn(l, p.log, h)})
+	p.faces = append(p.faces, fmt.Sprintf("%-15s %s", "cubelet metrics", l.Addr()))
 	return nil
 }
 

@@ -42,6 +42,12 @@ type Deps struct {
 	GRPCPort int
 }
 
+// endTime is how long the sandboxes of a host may take to end when it stops.
+const endTime = time.Minute
+
+// StopTime is how long Run may take to return when sandboxes end with it.
+const StopTime = endTime + undoTime + 10*time.Second
+
 // driver is what the cubelet asks of the runtime that it was started with.
 type driver interface {
 	runtime.Driver
@@ -199,7 +205,7 @@ func (c *Cubelet) close() error {
 
 // endAll ends every sandbox and waits until nothing is left of them.
 func (c *Cubelet) endAll() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
 	all := c.all()
 	for _, s := range all {

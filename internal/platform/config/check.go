@@ -105,6 +105,7 @@ func (c *Config) checkCenter(k *checker) {
 func (c *Config) checkCubelet(k *checker) {
 	l := c.Cubelet
 	k.address("cubelet.listen", l.Listen)
+	k.address("cubelet.metrics_listen", l.MetricsListen)
 	k.require(nodeIDForm.MatchString(l.NodeID), "cubelet.node_id", l.NodeID, "must be 1-128 letters, digits, '.', '_' or '-'")
 	ip, err := netip.ParseAddr(l.HostIP)
 	k.require(err == nil && !ip.IsUnspecified(), "cubelet.host_ip", l.HostIP, "must be an IP address of this host")

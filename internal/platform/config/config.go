@@ -105,6 +105,7 @@ type TemplateCenter struct {
 // Cubelet is the agent of one host.
 type Cubelet struct {
 	Listen            string        `yaml:"listen" env:"PADDOCK_CUBELET_LISTEN" doc:"address of the gRPC face"`
+	MetricsListen     string        `yaml:"metrics_listen" env:"PADDOCK_CUBELET_METRICS_LISTEN" doc:"address of /metrics and /notify/health of a cubelet that is a process of its own; in one process the master has them"`
 	NodeID            string        `yaml:"node_id" env:"PADDOCK_NODE_ID" doc:"name of this host; empty: its host name"`
 	HostIP            string        `yaml:"host_ip" env:"PADDOCK_HOST_IP" doc:"address at which the master reaches this host"`
 	InstanceType      string        `yaml:"instance_type" env:"PADDOCK_INSTANCE_TYPE" doc:"kind of sandboxes that this host serves"`

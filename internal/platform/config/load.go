@@ -41,6 +41,7 @@ func Default() Config {
 		},
 		Cubelet: Cubelet{
 			Listen:            "127.0.0.1:9999",
+			MetricsListen:     "127.0.0.1:9998",
 			HostIP:            "127.0.0.1",
 			InstanceType:      "cubebox",
 			Subnet:            "10.231.0.0/16",
