@@ -24,6 +24,7 @@ func TestCrashAtEachFailpoint(t *testing.T) {
 	image := busybox(t, registry, "box:1")
 	for _, place := range failpoints {
 		t.Run(place, func(t *testing.T) {
+			t.Parallel() // most of the time, it waits
 			c := newCluster(t)
 			clean := c.env
 			c.env = append(clean, "PADDOCK_FAILPOINTS="+place+"=crash")
