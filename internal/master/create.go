@@ -70,9 +70,9 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	defer cancel()
 	p, err := m.begin(ctx, req)
 	for err == nil && p.again {
-		row, f, err := m.follow(ctx, p.row.ID)
-		if err == nil || !failedCreate(row) {
-			return row, f, nil, m.inTime(ctx, err)
+		row, f, late := m.follow(ctx, p.row.ID)
+		if late == nil || !failedCreate(row) {
+			return row, f, nil, m.inTime(ctx, late)
 		}
 		p, err = m.begin(ctx, req) // the try that was followed failed: it is our turn
 	}
