@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -98,43 +97,6 @@ func (a *app) createCommand() *cobra.Command {
 	f.StringVar(&res.CPU, "cpu", "", "CPU, such as 500m, unless the template says")
 	f.StringVar(&res.Mem, "memory", "", "memory, such as 1Gi, unless the template says")
 	f.StringSliceVar(&r.Scope, "node", nil, "host that may be chosen")
-	return c
-}
-
-func (a *app) execCommand() *cobra.Command {
-	var r cubeapi.ExecRequest
-	var timeout time.Duration
-	var interactive bool
-	c := &cobra.Command{Use: "exec SANDBOX -- COMMAND [ARG...]", Short: "Run a command in a sandbox and exit as it does", Args: args(2, -1), RunE: func(c *cobra.Command, given []string) error {
-		r.SandboxID, r.Command, r.TimeoutMS = given[0], given[1:], timeout.Milliseconds()
-		if interactive {
-			b, err := io.ReadAll(a.stdin)
-			if err != nil {
-				return err
-			}
-			r.Stdin = b
-		}
-		return a.with(func(api *cubeapi.Client) error {
-			exit, err := api.Exec(c.Context(), r, a.stdout, a.stderr)
-			if err != nil {
-				return err
-			}
-			if exit.Signal != "" {
-				fmt.Fprintln(a.stderr, "ended by signal:", exit.Signal)
-				return exitStatus(137)
-			}
-			if exit.Code != 0 {
-				return exitStatus(exit.Code)
-			}
-			return nil
-		})
-	}}
-	f := c.Flags()
-	f.StringToStringVar(&r.Envs, "env", nil, "environment variable NAME=VALUE")
-	f.StringVar(&r.Cwd, "cwd", "", "working directory")
-	f.StringVar(&r.User, "user", "", "user of the image (default root)")
-	f.DurationVar(&timeout, "timeout", time.Minute, "end the command after this long")
-	f.BoolVarP(&interactive, "stdin", "i", false, "pass standard input to the command")
 	return c
 }
 
