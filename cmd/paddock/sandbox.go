@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -102,31 +103,36 @@ func (a *app) createCommand() *cobra.Command {
 
 // copyCommand moves one file in or out, by which side names a sandbox.
 func (a *app) copyCommand() *cobra.Command {
-	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file or - ", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
+	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file, or - for the standard streams", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
+		into, target, in := remotePath(given[1])
+		from, source, out := remotePath(given[0])
+		if in == out {
+			return fault.New(fault.InvalidInput, "of %q and %q exactly one must be SANDBOX:/path", given[0], given[1])
+		}
 		return a.with(func(api *cubeapi.Client) error {
-			if id, path, ok := remotePath(given[1]); ok {
-				in := io.NopCloser(a.stdin)
-				if given[0] != "-" {
-					f, err := os.Open(given[0])
-					if err != nil {
-						return fault.Wrap(fault.InvalidInput, err, "source")
-					}
-					in = f
-				}
-				defer in.Close()
-				_, err := api.WriteFile(c.Context(), id, path, in)
-				return err
+			switch {
+			case in:
+				return a.upload(c.Context(), api, given[0], into, target)
+			case given[1] == "-":
+				return api.ReadFile(c.Context(), from, source, a.stdout)
 			}
-			id, path, ok := remotePath(given[0])
-			if !ok {
-				return fault.New(fault.InvalidInput, "neither %q nor %q is SANDBOX:/path", given[0], given[1])
-			}
-			if given[1] == "-" {
-				return api.ReadFile(c.Context(), id, path, a.stdout)
-			}
-			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), id, path, w) })
+			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), from, source, w) })
 		})
 	}}
+}
+
+func (a *app) upload(ctx context.Context, api *cubeapi.Client, source, id, target string) error {
+	in := io.NopCloser(a.stdin)
+	if source != "-" {
+		f, err := os.Open(source)
+		if err != nil {
+			return fault.Wrap(fault.InvalidInput, err, "source")
+		}
+		in = f
+	}
+	defer in.Close()
+	_, err := api.WriteFile(ctx, id, target, in)
+	return err
 }
 
 func remotePath(s string) (id, path string, ok bool) {

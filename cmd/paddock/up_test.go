@@ -141,6 +141,9 @@ func TestUp(t *testing.T) {
 	t.Run("the cubelet's face is watched", u.testFaceIsWatched)
 	t.Run("what the tracer loses is logged", u.testTracerIsLogged)
 	t.Run("exec", u.testExec)
+	t.Run("scripts", func(t *testing.T) {
+		scripts(t, "testdata/up", map[string]string{"PADDOCK_DATA_DIR": u.dir, "PADDOCK_CONFIG": u.config, "MASTER": "http://" + u.master, "KEY": u.apiKey})
+	})
 }
 
 func TestSandboxesEndWithUpUnlessSaidOtherwise(t *testing.T) {
