@@ -34,7 +34,10 @@ func (a *app) root() *cobra.Command {
 	c := &cobra.Command{
 		Use: "paddock", Short: "A self-hosted platform that gives AI agents a place to work",
 		Version: version, SilenceErrors: true, SilenceUsage: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			if v := os.Getenv("PADDOCK_OUTPUT"); v != "" && !c.Flags().Changed("output") {
+				a.output = v
+			}
 			if a.output != "table" && a.output != "json" && a.output != "yaml" {
 				return fault.New(fault.InvalidInput, "--output %q: must be table, json or yaml", a.output)
 			}
@@ -43,14 +46,40 @@ func (a *app) root() *cobra.Command {
 	}
 	f := c.PersistentFlags()
 	f.StringVar(&a.configFile, "config", "", "configuration file (default: the one that PADDOCK_CONFIG names, if any)")
-	f.StringVar(&a.dataDir, "data-dir", "", "data directory (default /var/lib/paddock)")
-	f.StringVar(&a.address, "address", "", "URL of the master (default: PADDOCK_ADDRESS, else what `paddock up` left in the data directory)")
+	f.StringVar(&a.dataDir, "data-dir", "", "data directory (default: PADDOCK_DATA_DIR, else /var/lib/paddock)")
+	f.StringVar(&a.address, "address", "", "URL of the master (default: PADDOCK_ADDRESS, else what \"paddock up\" left in the data directory)")
 	f.StringVar(&a.apiKey, "api-key", "", "API key (default: PADDOCK_API_KEY, else as for --address)")
-	f.StringVarP(&a.output, "output", "o", "table", "table, json or yaml")
+	f.StringVarP(&a.output, "output", "o", "table", "table, json or yaml; PADDOCK_OUTPUT names another default")
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fault.Wrap(fault.InvalidInput, err, "command line") })
 	c.AddCommand(a.roleCommands()...)
 	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.configCommand(), a.doctorCommand())
+	c.InitDefaultCompletionCmd()
+	codeRefusals(c)
 	return c
+}
+
+// codeRefusals makes what the library refuses by itself a failure with a code:
+// words that are no command, and arguments of its own commands.
+func codeRefusals(c *cobra.Command) {
+	if c.HasSubCommands() {
+		c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
+		c.RunE = func(c *cobra.Command, given []string) error {
+			if len(given) == 0 {
+				return c.Help()
+			}
+			remedy := "`" + c.CommandPath() + " --help` lists what there is"
+			if near := c.SuggestionsFor(given[0]); len(near) > 0 {
+				remedy = "is it " + strings.Join(near, ", ") + "? " + remedy
+			}
+			return &fault.Error{Code: fault.InvalidInput, Message: fmt.Sprintf("%s has no command %q", c.CommandPath(), given[0]), Remedy: remedy}
+		}
+	} else if c.Parent() != nil && c.Parent().Name() == "completion" {
+		c.Args = args(0, 0)
+	}
+	for _, sub := range c.Commands() {
+		codeRefusals(sub)
+	}
 }
 
 // args refuses a wrong number of arguments with a code.

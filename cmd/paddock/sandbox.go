@@ -1,12 +1,12 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -101,70 +101,38 @@ func (a *app) createCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) execCommand() *cobra.Command {
-	var r cubeapi.ExecRequest
-	var timeout time.Duration
-	var interactive bool
-	c := &cobra.Command{Use: "exec SANDBOX -- COMMAND [ARG...]", Short: "Run a command in a sandbox and exit as it does", Args: args(2, -1), RunE: func(c *cobra.Command, given []string) error {
-		r.SandboxID, r.Command, r.TimeoutMS = given[0], given[1:], timeout.Milliseconds()
-		if interactive {
-			b, err := io.ReadAll(a.stdin)
-			if err != nil {
-				return err
-			}
-			r.Stdin = b
-		}
-		return a.with(func(api *cubeapi.Client) error {
-			exit, err := api.Exec(c.Context(), r, a.stdout, a.stderr)
-			if err != nil {
-				return err
-			}
-			if exit.Signal != "" {
-				fmt.Fprintln(a.stderr, "ended by signal:", exit.Signal)
-				return exitStatus(137)
-			}
-			if exit.Code != 0 {
-				return exitStatus(exit.Code)
-			}
-			return nil
-		})
-	}}
-	f := c.Flags()
-	f.StringToStringVar(&r.Envs, "env", nil, "environment variable NAME=VALUE")
-	f.StringVar(&r.Cwd, "cwd", "", "working directory")
-	f.StringVar(&r.User, "user", "", "user of the image (default root)")
-	f.DurationVar(&timeout, "timeout", time.Minute, "end the command after this long")
-	f.BoolVarP(&interactive, "stdin", "i", false, "pass standard input to the command")
-	return c
-}
-
 // copyCommand moves one file in or out, by which side names a sandbox.
 func (a *app) copyCommand() *cobra.Command {
-	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file or - ", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
+	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file, or - for the standard streams", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
+		into, target, in := remotePath(given[1])
+		from, source, out := remotePath(given[0])
+		if in == out {
+			return fault.New(fault.InvalidInput, "of %q and %q exactly one must be SANDBOX:/path", given[0], given[1])
+		}
 		return a.with(func(api *cubeapi.Client) error {
-			if id, path, ok := remotePath(given[1]); ok {
-				in := io.NopCloser(a.stdin)
-				if given[0] != "-" {
-					f, err := os.Open(given[0])
-					if err != nil {
-						return fault.Wrap(fault.InvalidInput, err, "source")
-					}
-					in = f
-				}
-				defer in.Close()
-				_, err := api.WriteFile(c.Context(), id, path, in)
-				return err
+			switch {
+			case in:
+				return a.upload(c.Context(), api, given[0], into, target)
+			case given[1] == "-":
+				return api.ReadFile(c.Context(), from, source, a.stdout)
 			}
-			id, path, ok := remotePath(given[0])
-			if !ok {
-				return fault.New(fault.InvalidInput, "neither %q nor %q is SANDBOX:/path", given[0], given[1])
-			}
-			if given[1] == "-" {
-				return api.ReadFile(c.Context(), id, path, a.stdout)
-			}
-			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), id, path, w) })
+			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), from, source, w) })
 		})
 	}}
+}
+
+func (a *app) upload(ctx context.Context, api *cubeapi.Client, source, id, target string) error {
+	in := io.NopCloser(a.stdin)
+	if source != "-" {
+		f, err := os.Open(source)
+		if err != nil {
+			return fault.Wrap(fault.InvalidInput, err, "source")
+		}
+		in = f
+	}
+	defer in.Close()
+	_, err := api.WriteFile(ctx, id, target, in)
+	return err
 }
 
 func remotePath(s string) (id, path string, ok bool) {

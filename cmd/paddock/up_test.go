@@ -140,6 +140,10 @@ func TestUp(t *testing.T) {
 	u.template(t)
 	t.Run("the cubelet's face is watched", u.testFaceIsWatched)
 	t.Run("what the tracer loses is logged", u.testTracerIsLogged)
+	t.Run("exec", u.testExec)
+	t.Run("scripts", func(t *testing.T) {
+		scripts(t, "testdata/up", map[string]string{"PADDOCK_DATA_DIR": u.dir, "PADDOCK_CONFIG": u.config, "MASTER": "http://" + u.master, "KEY": u.apiKey})
+	})
 }
 
 func TestSandboxesEndWithUpUnlessSaidOtherwise(t *testing.T) {
@@ -198,4 +202,31 @@ func (u *up) testTracerIsLogged(t *testing.T) {
 	if !strings.Contains(u.log.String(), "the collector is away") {
 		t.Error("it is not in the log")
 	}
+}
+
+// silent takes connections and never answers.
+type silent struct {
+	net.Listener
+	met chan struct{} // closed with the first connection
+}
+
+func newSilent(addr string) (*silent, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	s := &silent{l, make(chan struct{})}
+	go func() {
+		for first := true; ; first = false {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			if first {
+				close(s.met)
+			}
+		}
+	}()
+	return s, nil
 }

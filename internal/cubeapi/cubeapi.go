@@ -31,6 +31,7 @@ const (
 	PathSandboxList      = "/cube/sandbox/list"
 	PathSandboxInfo      = "/cube/sandbox/info"
 	PathSandboxExec      = "/cube/sandbox/exec"
+	PathSandboxSignal    = "/cube/sandbox/exec/signal"
 	PathSandboxFiles     = "/cube/sandbox/files"
 	PathJobStatus        = "/internal/template/jobs/{job_id}/status"
 	PathHosts            = "/internal/meta/nodes"

@@ -74,6 +74,15 @@ type SandboxDeleteRequest struct {
 	SandboxID string `json:"sandbox_id"`
 }
 
+// ContentExecInput is the type of a body that holds an ExecRequest on its first
+// line, of at most MaxExecLine bytes, and after it the command's standard input,
+// as it comes, until the body ends. The answer comes while the body is sent. A
+// body that breaks off ends the input.
+const (
+	ContentExecInput = "application/x-paddock-exec-input"
+	MaxExecLine      = 4 << 20
+)
+
 // ExecRequest runs one command. The answer is a stream of ExecEvent, one JSON
 // object a line (application/x-ndjson), ending with exit or error.
 type ExecRequest struct {
@@ -83,7 +92,7 @@ type ExecRequest struct {
 	Envs      map[string]string `json:"envs,omitempty"`
 	Cwd       string            `json:"cwd,omitempty"`
 	User      string            `json:"user,omitempty"`
-	Stdin     []byte            `json:"stdin,omitempty"`
+	Stdin     []byte            `json:"stdin,omitempty"` // all of it; not with ContentExecInput
 	// TimeoutMS ends the process; 0: 60 s.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
 }
@@ -99,8 +108,18 @@ type ExecEvent struct {
 
 // ExecExit is how a command ended.
 type ExecExit struct {
-	Code   int    `json:"code"`
-	Signal string `json:"signal,omitempty"`
+	Code         int    `json:"code"`
+	Signal       string `json:"signal,omitempty"`        // the name of the signal that ended it
+	SignalNumber int    `json:"signal_number,omitempty"` // 0: none did, or it is not known
+}
+
+// ExecSignalRequest sends a signal, 1 to 64, to a process that an ExecEvent
+// named, and to what that started.
+type ExecSignalRequest struct {
+	RequestID string `json:"requestID"`
+	SandboxID string `json:"sandbox_id"`
+	PID       uint32 `json:"pid"`
+	Signal    int    `json:"signal"`
 }
 
 // Files: GET PathSandboxFiles?sandbox_id=&path=&user= answers the bytes; PUT

@@ -114,13 +114,39 @@ func (c *Client) DeleteSandbox(ctx context.Context, id string) error {
 }
 
 // Exec runs a command, copies what it says to stdout and stderr, and returns
-// how it ended.
+// how it ended. A writer's failure comes back as it is.
 func (c *Client) Exec(ctx context.Context, r ExecRequest, stdout, stderr io.Writer) (ExecExit, error) {
+	return c.ExecWith(ctx, r, ExecStreams{Stdout: stdout, Stderr: stderr})
+}
+
+// ExecStreams is what a command is joined to.
+type ExecStreams struct {
+	// Stdin, when not nil, is read while the command runs, and not closed. A
+	// read that is under way when the command ends is left behind.
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	// Started, when not nil, is told the number of the process.
+	Started func(pid uint32)
+}
+
+// ExecWith is Exec with a say in all streams.
+func (c *Client) ExecWith(ctx context.Context, r ExecRequest, s ExecStreams) (ExecExit, error) {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return ExecExit{}, err
 	}
-	answer, err := c.request(ctx, http.MethodPost, PathSandboxExec, bytes.NewReader(b), "application/json")
+	body, kind := io.Reader(bytes.NewReader(b)), "application/json"
+	if s.Stdin != nil {
+		input, give := io.Pipe()
+		// The end of the command ends the body, whatever the input does.
+		defer give.Close()
+		go func() { // until the input ends, or nobody reads it
+			_, err := io.Copy(give, s.Stdin)
+			_ = give.CloseWithError(err) // never fails; without an error the input just ended
+		}()
+		body, kind = io.MultiReader(bytes.NewReader(append(b, '\n')), input), ContentExecInput
+	}
+	answer, err := c.request(ctx, http.MethodPost, PathSandboxExec, body, kind)
 	if err != nil {
 		return ExecExit{}, err
 	}
@@ -132,16 +158,27 @@ func (c *Client) Exec(ctx context.Context, r ExecRequest, stdout, stderr io.Writ
 		}
 		switch {
 		case e.Exit != nil:
+			if s.Stdin == nil {
+				_, _ = io.Copy(io.Discard, answer.Body) // so that the connection serves again
+			}
 			return *e.Exit, nil
 		case e.Error != nil:
 			return ExecExit{}, fault.Parse(*e.Error, 0)
+		case e.PID != 0 && s.Started != nil:
+			s.Started(e.PID)
 		}
-		_, err1 := stdout.Write(e.Stdout)
-		_, err2 := stderr.Write(e.Stderr)
+		_, err1 := s.Stdout.Write(e.Stdout)
+		_, err2 := s.Stderr.Write(e.Stderr)
 		if err := errors.Join(err1, err2); err != nil {
 			return ExecExit{}, err
 		}
 	}
+}
+
+// Signal sends a signal to a process that Exec started. One that has ended is
+// fault.NoSuchThing.
+func (c *Client) Signal(ctx context.Context, sandboxID string, pid uint32, signal int) error {
+	return c.call(ctx, http.MethodPost, PathSandboxSignal, ExecSignalRequest{SandboxID: sandboxID, PID: pid, Signal: signal}, nil)
 }
 
 func filesPath(id, path string) string {

@@ -1,6 +1,8 @@
 package master
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,7 +10,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -23,28 +24,93 @@ const (
 	maxExec     = 24 * time.Hour
 	maxExecBody = 64 << 20
 	chunk       = 64 << 10
+	lastSignal  = 64
+	signalTime  = 10 * time.Second
+	// lingerTime is how long the input of a command that ended is still taken.
+	lingerTime = time.Second
 )
 
 // serveExec runs a command and streams what it says, one JSON object a line.
 // A refusal before the first line has its HTTP status; a later one is a line.
 func (m *Master) serveExec(w http.ResponseWriter, r *http.Request) {
-	var req cubeapi.ExecRequest
-	err := serve.ReadJSON(r, maxExecBody, &req)
+	c, err := readExec(r)
 	if err == nil {
-		err = checkExec(req)
+		err = checkExec(c.ExecRequest)
 	}
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
 	timeout := defaultExec
-	if req.TimeoutMS > 0 {
-		timeout = time.Duration(req.TimeoutMS) * time.Millisecond
+	if c.TimeoutMS > 0 {
+		timeout = time.Duration(c.TimeoutMS) * time.Millisecond
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout)
 	defer cancel()
-	if err := m.exec(ctx, w, req); err != nil {
+	if err := m.exec(ctx, w, c); err != nil {
 		serve.WriteError(w, r, err)
+	}
+}
+
+// command is what to run, and what it reads.
+type command struct {
+	cubeapi.ExecRequest
+	input io.Reader // nil: nothing
+	live  bool      // the input comes while the command runs
+}
+
+// duplex lets a handler answer while it still reads: also a refusal must not
+// wait for the end of an input that a person types.
+func duplex(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Content-Type") == cubeapi.ContentExecInput {
+			if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+				serve.WriteError(w, r, fault.Wrap(fault.InvalidInput, err, "input beside the output: use HTTP/1.1"))
+				return
+			}
+			// What is left of the input must never be read as a next request.
+			w.Header().Set("Connection", "close")
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func readExec(r *http.Request) (c command, err error) {
+	if r.Header.Get("Content-Type") != cubeapi.ContentExecInput {
+		err = serve.ReadJSON(r, maxExecBody, &c.ExecRequest)
+		if len(c.Stdin) > 0 {
+			c.input = bytes.NewReader(c.Stdin)
+		}
+		return c, err
+	}
+	body := bufio.NewReaderSize(r.Body, chunk)
+	line, err := readLine(body, cubeapi.MaxExecLine)
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(line, &c.ExecRequest); err != nil {
+		return c, fault.Wrap(fault.InvalidInput, err, "the first line is not the JSON that this path takes")
+	}
+	if len(c.Stdin) > 0 {
+		return c, fault.New(fault.InvalidInput, "stdin comes after the first line, not in it")
+	}
+	c.input, c.live = body, true
+	return c, nil
+}
+
+func readLine(r *bufio.Reader, limit int) ([]byte, error) {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		line = append(line, part...)
+		switch {
+		case len(line) > limit:
+			return nil, fault.New(fault.InvalidInput, "the first line is over %d bytes", limit)
+		case err == nil:
+			return line, nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return nil, fault.Wrap(fault.InvalidInput, err, "the body has no whole first line")
+		}
 	}
 }
 
@@ -59,8 +125,8 @@ func checkExec(r cubeapi.ExecRequest) error {
 }
 
 // exec runs a command. An error means that nothing was sent to w yet.
-func (m *Master) exec(ctx context.Context, w http.ResponseWriter, req cubeapi.ExecRequest) error {
-	client, id, err := m.reach(ctx, req.SandboxID)
+func (m *Master) exec(ctx context.Context, w http.ResponseWriter, c command) error {
+	client, id, err := m.reach(ctx, c.SandboxID)
 	if err != nil {
 		return err
 	}
@@ -70,14 +136,21 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, req cubeapi.Ex
 		cancel()
 		return hostFault(err, id)
 	}
-	var feeding sync.WaitGroup
-	feeding.Go(func() { feed(stream, req) })
-	defer feeding.Wait()
+	fed := make(chan struct{})
+	go func() { // c.end waits for it
+		defer close(fed)
+		if !feed(stream, c) {
+			cancel() // who gives the input went away, and so does who reads the output
+		}
+	}()
+	began := false
+	defer func() { c.end(w, fed, began) }()
 	defer cancel()
 	e, err := stream.Recv()
 	if err != nil {
 		return execFault(err, id)
 	}
+	began = true
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	lines, flush := json.NewEncoder(w), http.NewResponseController(w)
 	for {
@@ -88,9 +161,27 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, req cubeapi.Ex
 		if e, err = stream.Recv(); err != nil {
 			d := fault.DetailOf(execFault(err, id))
 			_ = lines.Encode(cubeapi.ExecEvent{Error: &d}) // a caller that went away reads no more
+			_ = flush.Flush()                              // nor does it then
 			return nil
 		}
 	}
+}
+
+// end waits until the input is read no more. A caller that was told of the end
+// stops sending by itself; one that does not is left.
+func (c command) end(w http.ResponseWriter, fed <-chan struct{}, told bool) {
+	if c.live {
+		patience := time.Duration(0)
+		if told {
+			patience = lingerTime
+		}
+		select {
+		case <-fed:
+		case <-time.After(patience):
+			_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // wakes the read
+		}
+	}
+	<-fed
 }
 
 // execFault words the end of a stream that had no exit.
@@ -102,25 +193,56 @@ func execFault(err error, id host.ID) error {
 }
 
 // feed sends the command and its input, beside the output: a command may answer
-// before it has read all. A failure here shows in the answers; the stream's
-// context ends it.
-func feed(stream hostpb.HostService_ExecClient, req cubeapi.ExecRequest) {
-	stdin := len(req.Stdin) > 0
-	start := &hostpb.ExecStart{SandboxId: req.SandboxID, Command: req.Command, Envs: req.Envs, Cwd: req.Cwd, User: req.User, Stdin: stdin}
-	if stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: start}}) != nil {
-		return
-	}
-	for rest := req.Stdin; len(rest) > 0; {
-		n := min(chunk, len(rest))
-		if stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Stdin{Stdin: rest[:n]}}) != nil {
-			return
+// before it has read all. It reports whether the input came to its end. Another
+// failure here shows in the answers; the stream's context ends it.
+func feed(stream hostpb.HostService_ExecClient, c command) (whole bool) {
+	start := &hostpb.ExecStart{SandboxId: c.SandboxID, Command: c.Command, Envs: c.Envs, Cwd: c.Cwd, User: c.User, Stdin: c.input != nil}
+	sent := stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: start}}) == nil
+	if c.input != nil {
+		buffer := make([]byte, chunk)
+		for {
+			n, err := c.input.Read(buffer)
+			if n > 0 && sent {
+				// A process that is gone takes no more; what comes is dropped.
+				sent = stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Stdin{Stdin: buffer[:n]}}) == nil
+			}
+			if err == io.EOF { //nolint:errorlint // a body cut short ends otherwise, and must not look whole
+				break
+			}
+			if err != nil {
+				return false
+			}
 		}
-		rest = rest[n:]
+		sent = sent && stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_CloseStdin{CloseStdin: true}}) == nil
 	}
-	if stdin && stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_CloseStdin{CloseStdin: true}}) != nil {
-		return
+	if sent {
+		_ = stream.CloseSend() // it only says that no more input comes
 	}
-	_ = stream.CloseSend() // it only says that no more input comes
+	return true
+}
+
+// serveSignal sends a signal to a process that exec started.
+func (m *Master) serveSignal(w http.ResponseWriter, r *http.Request) {
+	var req cubeapi.ExecSignalRequest
+	err := serve.ReadJSON(r, maxBody, &req)
+	if err == nil && (req.Signal < 1 || req.Signal > lastSignal) {
+		err = fault.New(fault.InvalidInput, "signal %d: 1 to %d", req.Signal, lastSignal)
+	}
+	if err == nil {
+		err = m.signal(r.Context(), req)
+	}
+	m.answer(w, r, req.RequestID, err)
+}
+
+func (m *Master) signal(ctx context.Context, req cubeapi.ExecSignalRequest) error {
+	client, id, err := m.reach(ctx, req.SandboxID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, signalTime)
+	defer cancel()
+	_, err = client.Signal(ctx, &hostpb.SignalRequest{SandboxId: req.SandboxID, Pid: req.PID, Signal: int32(req.Signal)}) //nolint:gosec // it was checked
+	return hostFault(err, id)
 }
 
 func execEvent(m *hostpb.ExecResponse) cubeapi.ExecEvent {
@@ -132,7 +254,7 @@ func execEvent(m *hostpb.ExecResponse) cubeapi.ExecEvent {
 	case *hostpb.ExecResponse_Stderr:
 		return cubeapi.ExecEvent{Stderr: m.Stderr}
 	case *hostpb.ExecResponse_Exited:
-		return cubeapi.ExecEvent{Exit: &cubeapi.ExecExit{Code: int(m.Exited.GetExitCode()), Signal: m.Exited.GetSignal()}}
+		return cubeapi.ExecEvent{Exit: &cubeapi.ExecExit{Code: int(m.Exited.GetExitCode()), Signal: m.Exited.GetSignal(), SignalNumber: int(m.Exited.GetSignalNumber())}}
 	}
 	return cubeapi.ExecEvent{}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -42,6 +43,7 @@ type fakeHost struct {
 	boxes     map[string]*hostpb.Sandbox
 	files     map[string][]byte
 	calls     map[string]int // how often each call came
+	signals   chan int32     // to the program that sleeps; nil: none does
 	created   []*hostpb.CreateSandboxRequest
 
 	// Knobs.
@@ -349,7 +351,7 @@ func (h *fakeHost) ListSandboxes(context.Context, *hostpb.ListSandboxesRequest) 
 	return &hostpb.ListSandboxesResponse{Sandboxes: slices.Collect(maps.Values(h.boxes))}, nil
 }
 
-// Exec knows four programs: echo, cat, fail and sleep.
+// Exec knows four programs: echo, cat, fail and sleep, which a signal ends.
 func (h *fakeHost) Exec(stream hostpb.HostService_ExecServer) error {
 	return serve.GRPCError(h.exec(stream))
 }
@@ -370,6 +372,10 @@ func (h *fakeHost) exec(stream hostpb.HostService_ExecServer) error {
 		say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: code}}})
 	}
 	h.count("exec_" + program)
+	signals := make(chan int32, 1)
+	if program == "sleep" {
+		h.set(func(h *fakeHost) { h.signals = signals })
+	}
 	say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Started{Started: &hostpb.ExecStarted{Pid: 7}}})
 	switch program {
 	case "echo":
@@ -388,10 +394,29 @@ func (h *fakeHost) exec(stream hostpb.HostService_ExecServer) error {
 		say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stderr{Stderr: []byte("it failed\n")}})
 		exit(3)
 	case "sleep":
-		<-stream.Context().Done()
-		h.count("exec_ended")
+		select {
+		case n := <-signals:
+			say(&hostpb.ExecResponse{Message: &hostpb.ExecResponse_Exited{Exited: &hostpb.ExecExited{ExitCode: -1, Signal: syscall.Signal(n).String(), SignalNumber: n}}})
+		case <-stream.Context().Done():
+			h.count("exec_ended")
+		}
 	}
 	return err // "break" ends without an exit
+}
+
+// Signal ends the program that sleeps.
+func (h *fakeHost) Signal(_ context.Context, q *hostpb.SignalRequest) (*hostpb.SignalResponse, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case q.GetPid() == 0 || q.GetSignal() == 0:
+		return nil, serve.GRPCError(fault.New(fault.InvalidInput, "signal %d to process %d", q.GetSignal(), q.GetPid()))
+	case h.signals == nil:
+		return nil, serve.GRPCError(fault.New(fault.NoSuchThing, "process %d", q.GetPid()))
+	}
+	h.signals <- q.GetSignal()
+	h.signals = nil
+	return &hostpb.SignalResponse{}, nil
 }
 
 // ReadFile hands out what WriteFile took.

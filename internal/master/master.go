@@ -191,7 +191,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 		"DELETE " + cubeapi.PathSandbox:     m.serveDelete,
 		"GET " + cubeapi.PathSandboxList:    m.serveList,
 		"GET " + cubeapi.PathSandboxInfo:    m.serveInfo,
-		"POST " + cubeapi.PathSandboxExec:   m.serveExec,
+		"POST " + cubeapi.PathSandboxSignal: m.serveSignal,
 		"GET " + cubeapi.PathSandboxFiles:   m.serveRead,
 		"PUT " + cubeapi.PathSandboxFiles:   m.serveWrite,
 		"GET " + cubeapi.PathHosts:          m.serveHosts,
@@ -200,6 +200,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 	} {
 		mux.Handle(pattern, user(h))
 	}
+	mux.Handle("POST "+cubeapi.PathSandboxExec, duplex(user(http.HandlerFunc(m.serveExec))))
 	mux.Handle("POST "+cubeapi.PathJobStatus, role(http.HandlerFunc(m.serveReport)))
 	mux.Handle("POST "+cubeapi.PathHostRegister, node(http.HandlerFunc(m.serveRegister)))
 	mux.Handle("POST "+cubeapi.PathHostStatus, node(http.HandlerFunc(m.serveStatus)))

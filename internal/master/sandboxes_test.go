@@ -186,67 +186,6 @@ func TestRowsOfTheEndedAreForgotten(t *testing.T) {
 	eventually(t, "the row is gone", func() bool { return len(r.sandboxes()) == 0 })
 }
 
-func TestExec(t *testing.T) {
-	r, h, id := one(t, sqlite(t))
-	run := func(q cubeapi.ExecRequest) (cubeapi.ExecExit, string, string, error) {
-		if q.SandboxID == "" {
-			q.SandboxID = id
-		}
-		var out, errs bytes.Buffer
-		exit, err := r.api.Exec(t.Context(), q, &out, &errs)
-		return exit, out.String(), errs.String(), err
-	}
-	if exit, out, _, err := run(cubeapi.ExecRequest{Command: []string{"echo", "a", "b"}}); err != nil || exit.Code != 0 || out != "a b\n" {
-		t.Errorf("echo: %+v %q %v", exit, out, err)
-	}
-	if exit, _, errs, err := run(cubeapi.ExecRequest{Command: []string{"fail"}}); err != nil || exit.Code != 3 || errs != "it failed\n" {
-		t.Errorf("fail: %+v %q %v", exit, errs, err)
-	}
-	input := strings.Repeat("0123456789", 50_000)
-	if exit, out, _, err := run(cubeapi.ExecRequest{Command: []string{"cat"}, Stdin: []byte(input)}); err != nil || exit.Code != 0 || out != input {
-		t.Errorf("cat: %+v, %d of %d bytes, %v", exit, len(out), len(input), err)
-	}
-	_, _, _, err := run(cubeapi.ExecRequest{Command: []string{"nothing"}})
-	refused(t, err, fault.CommandNotFound)
-	_, _, _, err = run(cubeapi.ExecRequest{})
-	refused(t, err, fault.InvalidInput)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, TimeoutMS: -1})
-	refused(t, err, fault.InvalidInput)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, SandboxID: nobody})
-	refused(t, err, fault.SandboxNotFound)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"break"}})
-	refused(t, err, fault.GuestUnreachable)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"sleep"}, TimeoutMS: 200})
-	refused(t, err, fault.Deadline)
-	eventually(t, "the process is ended", func() bool { return h.called("exec_ended") == 1 })
-
-	ctx, goAway := context.WithCancel(t.Context())
-	before := h.called("exec_sleep")
-	ended := make(chan error, 1)
-	go func() {
-		_, err := r.api.Exec(ctx, cubeapi.ExecRequest{SandboxID: id, Command: []string{"sleep"}}, io.Discard, io.Discard)
-		ended <- err
-	}()
-	eventually(t, "the command runs", func() bool { return h.called("exec_sleep") > before })
-	goAway()
-	if err := <-ended; err == nil {
-		t.Error("a caller that went away got an exit")
-	}
-	eventually(t, "its process is ended", func() bool { return h.called("exec_ended") == 2 })
-
-	h.away()
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}})
-	refused(t, err, fault.HostUnreachable)
-	h.back()
-	eventually(t, "the host is back", func() bool {
-		_, _, _, err := run(cubeapi.ExecRequest{Command: []string{"echo"}})
-		return err == nil
-	})
-	must(t, r.api.DeleteSandbox(t.Context(), id))
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}})
-	refused(t, err, fault.SandboxNotReady)
-}
-
 func TestFiles(t *testing.T) {
 	r, h, id := one(t, sqlite(t))
 	for name, data := range map[string]string{"/tmp/a": "hello", "/tmp/empty": "", "/tmp/large": strings.Repeat("x", 1<<20+7)} {
