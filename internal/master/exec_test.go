@@ -39,7 +39,7 @@ func TestExec(t *testing.T) {
 	refused(t, err, fault.InvalidInput)
 	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, TimeoutMS: -1})
 	refused(t, err, fault.InvalidInput)
-	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, SandboxID: "nobody"})
+	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"echo"}, SandboxID: nobody})
 	refused(t, err, fault.SandboxNotFound)
 	_, _, _, err = run(cubeapi.ExecRequest{Command: []string{"break"}})
 	refused(t, err, fault.GuestUnreachable)
@@ -114,7 +114,7 @@ func TestInputThatStaysOpen(t *testing.T) {
 	if exit, err := with(open, cubeapi.ExecRequest{SandboxID: id, Command: []string{"fail"}}, r.api); err != nil || exit.Code != 3 {
 		t.Errorf("a command that ends: %+v, %v", exit, err)
 	}
-	_, err := with(open, cubeapi.ExecRequest{SandboxID: "nobody", Command: []string{"cat"}}, r.api)
+	_, err := with(open, cubeapi.ExecRequest{SandboxID: nobody, Command: []string{"cat"}}, r.api)
 	refused(t, err, fault.SandboxNotFound)
 	_, err = with(open, cubeapi.ExecRequest{SandboxID: id, Command: []string{"nothing"}}, r.api)
 	refused(t, err, fault.CommandNotFound)
@@ -173,7 +173,7 @@ func TestSignal(t *testing.T) {
 	refused(t, r.api.Signal(t.Context(), id, pid, 2), fault.NoSuchThing)
 	refused(t, r.api.Signal(t.Context(), id, pid, 0), fault.InvalidInput)
 	refused(t, r.api.Signal(t.Context(), id, 0, 2), fault.InvalidInput)
-	refused(t, r.api.Signal(t.Context(), "nobody", pid, 2), fault.SandboxNotFound)
+	refused(t, r.api.Signal(t.Context(), nobody, pid, 2), fault.SandboxNotFound)
 	h.away()
 	refused(t, r.api.Signal(t.Context(), id, pid, 2), fault.HostUnreachable)
 	h.back()
