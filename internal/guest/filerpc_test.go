@@ -1,10 +1,13 @@
 package guest
 
 import (
+	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -147,15 +150,17 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestWatchDir(t *testing.T) {
-	b := newBox(t)
-	s, err := b.file.WatchDir(t.Context(), connect.NewRequest(&envdpb.WatchDirRequest{Path: ".", Recursive: true, IncludeEntry: true}))
+// watching opens a stream of events and returns what waits for one of them.
+func watching(t *testing.T, b *box, m *envdpb.WatchDirRequest) func(string, envdpb.EventType) *envdpb.FilesystemEvent {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	s, err := b.file.WatchDir(ctx, connect.NewRequest(m))
 	check(t, err)
-	defer s.Close()
+	t.Cleanup(func() { cancel(); s.Close() })
 	if !s.Receive() || s.Msg().GetStart() == nil {
 		t.Fatalf("no start event: %v", s.Err())
 	}
-	next := func(name string, kind envdpb.EventType) *envdpb.FilesystemEvent {
+	return func(name string, kind envdpb.EventType) *envdpb.FilesystemEvent {
 		t.Helper()
 		for s.Receive() {
 			if e := s.Msg().GetFilesystem(); e.GetName() == name && e.GetType() == kind {
@@ -165,6 +170,11 @@ func TestWatchDir(t *testing.T) {
 		t.Fatalf("no %v of %s: %v", kind, name, s.Err())
 		return nil
 	}
+}
+
+func TestWatchDir(t *testing.T) {
+	b := newBox(t)
+	next := watching(t, b, &envdpb.WatchDirRequest{Path: ".", Recursive: true, IncludeEntry: true})
 	check(t, os.MkdirAll(filepath.Join(b.home, "sub/deep"), 0o755))
 	next("sub/deep", envdpb.EventType_EVENT_TYPE_CREATE)
 	file := filepath.Join(b.home, "sub/deep/f")
@@ -181,6 +191,32 @@ func TestWatchDir(t *testing.T) {
 	}
 	check(t, os.Remove(file+"2"))
 	next("sub/deep/f2", envdpb.EventType_EVENT_TYPE_REMOVE)
+}
+
+// Whoever was told of a directory misses nothing that happens in it after,
+// however deep a tree came at once, and whatever it was called before.
+func TestWhatWasToldIsWatched(t *testing.T) {
+	b := newBox(t)
+	next := watching(t, b, &envdpb.WatchDirRequest{Path: ".", Recursive: true})
+	at := func(path string) string { return filepath.Join(b.home, path) }
+	write := func(path string) {
+		check(t, os.WriteFile(at(path), []byte("x"), 0o644))
+		next(path, envdpb.EventType_EVENT_TYPE_WRITE)
+	}
+	for i := range 100 {
+		tree := fmt.Sprintf("tree%d", i)
+		deepest := tree + strings.Repeat("/a", i%4)
+		check(t, os.MkdirAll(at(deepest), 0o755))
+		next(deepest, envdpb.EventType_EVENT_TYPE_CREATE)
+		write(deepest + "/f")
+		moved := tree + "-moved"
+		check(t, os.Rename(at(tree), at(moved)))
+		deepest = moved + strings.Repeat("/a", i%4)
+		next(deepest, envdpb.EventType_EVENT_TYPE_CREATE)
+		write(deepest + "/g")
+		check(t, os.RemoveAll(at(moved)))
+		next(moved, envdpb.EventType_EVENT_TYPE_REMOVE)
+	}
 }
 
 func TestWatchers(t *testing.T) {

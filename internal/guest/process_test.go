@@ -352,10 +352,7 @@ func TestKillEndsTheJobsOfATerminal(t *testing.T) {
 // A reader that stops reading stops the process; memory stays as it is.
 func TestMuchOutputNeedsLittleMemory(t *testing.T) {
 	b := newBox(t)
-	size := 1 << 30
-	if testing.Short() {
-		size >>= 4
-	}
+	size := 1 << 28
 	s, _ := b.start(t.Context(), shell("head -c "+strconv.Itoa(size)+" /dev/zero"))
 	sum, most := 0, uint64(0)
 	for n := 0; s.Receive(); n++ {

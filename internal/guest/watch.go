@@ -4,9 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -75,38 +75,67 @@ func (a *fileAPI) watcher(u string, m watchRequest) (*watcher, error) {
 // add watches dir, and what is below it if that was asked for. What is found
 // there is told to found: it came before the watch did.
 func (w *watcher) add(dir string, found func(*envdpb.FilesystemEvent) error) error {
+	fresh, err := w.watch(dir)
+	if err != nil || !fresh || !w.recursive {
+		return err
+	}
+	return w.scan(dir, found)
+}
+
+// watch has the kernel watch one directory, and reports whether it did not.
+func (w *watcher) watch(dir string) (bool, error) {
 	if w.watched[dir] {
-		return nil
+		return false, nil
 	}
 	if len(w.watched) == mostWatched {
-		return refuse(connect.CodeResourceExhausted, fault.InvalidInput, "more than %d directories to watch: watch a directory below", mostWatched)
+		return false, refuse(connect.CodeResourceExhausted, fault.InvalidInput, "more than %d directories to watch: watch a directory below", mostWatched)
 	}
 	switch err := w.kernel.Add(dir); {
 	case errors.Is(err, syscall.ENOSPC):
-		return refuse(connect.CodeResourceExhausted, fault.RuntimeFailed, "watch '%s': the kernel watches no more directories", dir)
+		return false, refuse(connect.CodeResourceExhausted, fault.RuntimeFailed, "watch '%s': the kernel watches no more directories", dir)
 	case err != nil:
-		return ofFile(dir, err)
+		return false, ofFile(dir, err)
 	}
 	w.watched[dir] = true
-	if !w.recursive {
-		return nil
-	}
+	return true, nil
+}
+
+// scan tells what is in a directory that is watched. A directory is watched
+// before it is told: who knows of it may change it at once.
+func (w *watcher) scan(dir string, found func(*envdpb.FilesystemEvent) error) error {
 	list, err := os.ReadDir(dir)
 	if err != nil && len(list) == 0 {
 		return ignoreGone(ofFile(dir, err))
 	}
 	for _, one := range list {
-		path := filepath.Join(dir, one.Name())
+		path, fresh := filepath.Join(dir, one.Name()), false
+		if one.IsDir() {
+			if fresh, err = w.watch(path); ignoreGone(err) != nil {
+				return err
+			}
+		}
 		if err := found(w.event(path, envdpb.EventType_EVENT_TYPE_CREATE)); err != nil {
 			return err
 		}
-		if one.IsDir() {
-			if err := ignoreGone(w.add(path, found)); err != nil {
+		if fresh {
+			if err := w.scan(path, found); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// forget ends the watches of a directory that is gone under its name, and of
+// what was below: they would tell names that are not so any more, and the
+// library would end them later, under whatever name they have by then.
+func (w *watcher) forget(dir string) {
+	for path := range w.watched {
+		if path == dir || strings.HasPrefix(path, dir+"/") {
+			_ = w.kernel.Remove(path) // the kernel may have done so
+			delete(w.watched, path)
+		}
+	}
 }
 
 // ignoreGone: what goes away before it can be watched needs no watch.
@@ -175,6 +204,17 @@ func (w *watcher) translate(e fsnotify.Event, tell func(*envdpb.FilesystemEvent)
 	if e.Name == w.dir {
 		return nil // of the directory itself
 	}
+	if w.watched[e.Name] && (e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename)) {
+		w.forget(e.Name)
+	}
+	var fresh bool
+	if w.recursive && e.Has(fsnotify.Create) {
+		if info, err := os.Lstat(e.Name); err == nil && info.IsDir() {
+			if fresh, err = w.watch(e.Name); ignoreGone(err) != nil {
+				return err
+			}
+		}
+	}
 	for _, k := range kinds {
 		if !e.Has(k.op) {
 			continue
@@ -183,17 +223,10 @@ func (w *watcher) translate(e fsnotify.Event, tell func(*envdpb.FilesystemEvent)
 			return err
 		}
 	}
-	if e.Has(fsnotify.Remove) || e.Has(fsnotify.Rename) {
-		delete(w.watched, e.Name)
+	if fresh {
+		return w.scan(e.Name, tell)
 	}
-	if !w.recursive || !e.Has(fsnotify.Create) {
-		return nil
-	}
-	info, err := os.Lstat(e.Name)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return nil
-	}
-	return ignoreGone(w.add(e.Name, tell))
+	return nil
 }
 
 // WatchDir streams events until the caller goes away.

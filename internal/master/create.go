@@ -11,6 +11,9 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
@@ -219,10 +222,10 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	switch {
 	case err == nil:
 		return answer.GetSandbox(), nil
-	case bounded.Err() != nil && ctx.Err() == nil:
+	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the host's clock may be the first to say so
 		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.cfg.Master.CreateTimeout*2/3)
 	}
-	return nil, hostFault(err, f.ID)
+	return nil, hostFault(ctx, err, f.ID)
 }
 
 // bounce takes a sandbox back from a host: the row is free for another, and

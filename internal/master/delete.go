@@ -257,7 +257,7 @@ func (m *Master) removeArtifact(ctx context.Context, f host.Facts, id template.A
 	bounded, cancel := context.WithTimeout(ctx, hostCall)
 	defer cancel()
 	_, err = client.RemoveArtifact(bounded, &hostpb.RemoveArtifactRequest{ArtifactId: string(id)})
-	return hostFault(err, f.ID)
+	return hostFault(ctx, err, f.ID)
 }
 
 func (m *Master) host(ctx context.Context, id host.ID) (f host.Facts, err error) {

@@ -134,7 +134,7 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, c command) err
 	stream, err := client.Exec(ctx)
 	if err != nil {
 		cancel()
-		return hostFault(err, id)
+		return hostFault(ctx, err, id)
 	}
 	fed := make(chan struct{})
 	go func() { // c.end waits for it
@@ -148,7 +148,7 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, c command) err
 	defer cancel()
 	e, err := stream.Recv()
 	if err != nil {
-		return execFault(err, id)
+		return execFault(ctx, err, id)
 	}
 	began = true
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -159,7 +159,7 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, c command) err
 			return nil // the caller went away, or it is over
 		}
 		if e, err = stream.Recv(); err != nil {
-			d := fault.DetailOf(execFault(err, id))
+			d := fault.DetailOf(execFault(ctx, err, id))
 			_ = lines.Encode(cubeapi.ExecEvent{Error: &d}) // a caller that went away reads no more
 			_ = flush.Flush()                              // nor does it then
 			return nil
@@ -185,11 +185,11 @@ func (c command) end(w http.ResponseWriter, fed <-chan struct{}, told bool) {
 }
 
 // execFault words the end of a stream that had no exit.
-func execFault(err error, id host.ID) error {
+func execFault(ctx context.Context, err error, id host.ID) error {
 	if errors.Is(err, io.EOF) {
 		return fault.New(fault.GuestUnreachable, "host %s: the answer of the command broke off", id)
 	}
-	return hostFault(err, id)
+	return hostFault(ctx, err, id)
 }
 
 // feed sends the command and its input, beside the output: a command may answer
@@ -242,7 +242,7 @@ func (m *Master) signal(ctx context.Context, req cubeapi.ExecSignalRequest) erro
 	ctx, cancel := context.WithTimeout(ctx, signalTime)
 	defer cancel()
 	_, err = client.Signal(ctx, &hostpb.SignalRequest{SandboxId: req.SandboxID, Pid: req.PID, Signal: int32(req.Signal)}) //nolint:gosec // it was checked
-	return hostFault(err, id)
+	return hostFault(ctx, err, id)
 }
 
 func execEvent(m *hostpb.ExecResponse) cubeapi.ExecEvent {
@@ -270,12 +270,12 @@ func (m *Master) serveRead(w http.ResponseWriter, r *http.Request) {
 	var stream hostpb.HostService_ReadFileClient
 	if err == nil {
 		stream, err = client.ReadFile(r.Context(), &hostpb.ReadFileRequest{SandboxId: q.Get("sandbox_id"), Path: q.Get("path"), User: q.Get("user")})
-		err = hostFault(err, id)
+		err = hostFault(r.Context(), err, id)
 	}
 	var first *hostpb.ReadFileResponse
 	if err == nil {
 		first, err = stream.Recv()
-		err = hostFault(err, id)
+		err = hostFault(r.Context(), err, id)
 	}
 	if err != nil {
 		serve.WriteError(w, r, err)
@@ -326,7 +326,7 @@ func (m *Master) write(ctx context.Context, sandboxID, path, user string, data i
 	defer cancel() // an upload that breaks off must not look whole
 	stream, err := client.WriteFile(ctx)
 	if err != nil {
-		return 0, hostFault(err, id)
+		return 0, hostFault(ctx, err, id)
 	}
 	err = stream.Send(&hostpb.WriteFileRequest{Message: &hostpb.WriteFileRequest_Target{Target: &hostpb.WriteFileTarget{SandboxId: sandboxID, Path: path, User: user}}})
 	buffer := make([]byte, chunk)
@@ -344,5 +344,5 @@ func (m *Master) write(ctx context.Context, sandboxID, path, user string, data i
 	}
 	// The reason for a failed send is in the answer.
 	answer, err := stream.CloseAndRecv()
-	return answer.GetWrittenBytes(), hostFault(err, id)
+	return answer.GetWrittenBytes(), hostFault(ctx, err, id)
 }

@@ -1,6 +1,7 @@
 package master
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"time"
@@ -66,7 +67,7 @@ func (m *Master) Charged(id host.ID) host.Resources { return m.fleet.ledger.Char
 func (m *Master) Lends(id string) bool { _, ok := m.lent(template.JobID(id)); return ok }
 
 // HostFault is hostFault.
-func HostFault(err error, id host.ID) error { return hostFault(err, id) }
+func HostFault(ctx context.Context, err error, id host.ID) error { return hostFault(ctx, err, id) }
 
 // ElsewhereUntil returns how many times in a row err sends a create to another
 // host, at most limit.

@@ -101,12 +101,17 @@ func (d *dialer) close() error {
 	return errors.Join(errs...)
 }
 
-// hostFault words a failed call of a host. What the host itself said keeps its
-// code; a transport that failed is the host out of reach.
-func hostFault(err error, id host.ID) error {
+// hostFault words a failed call of a host that was made on ctx. What the host
+// itself said keeps its code. A transport that failed is the host out of reach,
+// and so is one that ended a call that its caller did not: the connection was
+// closed because the host has another address now.
+func hostFault(ctx context.Context, err error, id host.ID) error {
 	err = serve.FromGRPC(err)
 	var own *fault.Error // what a host said is of another type
-	if errors.As(err, &own) && own.Code == fault.PeerUnavailable {
+	if !errors.As(err, &own) {
+		return err
+	}
+	if own.Code == fault.PeerUnavailable || own.Code == fault.CallCancelled && ctx.Err() == nil {
 		return fault.Wrap(fault.HostUnreachable, err, "host %s", id)
 	}
 	return err

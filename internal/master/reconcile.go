@@ -95,7 +95,7 @@ func (m *Master) compareHost(ctx context.Context, f host.Facts) ([]string, error
 	defer cancel()
 	answer, err := client.ListSandboxes(bounded, &hostpb.ListSandboxesRequest{})
 	if err != nil {
-		return nil, hostFault(err, f.ID)
+		return nil, hostFault(ctx, err, f.ID)
 	}
 	there := map[string]*hostpb.Sandbox{}
 	for _, s := range answer.GetSandboxes() {

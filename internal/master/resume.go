@@ -244,7 +244,7 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 			Url: m.cfg.Master.DownloadBaseURL + cubeapi.PathArtifactDownload + "?artifact_id=" + url.QueryEscape(string(a.ID)),
 		})
 		cancel()
-		err = hostFault(err, f.ID)
+		err = hostFault(ctx, err, f.ID)
 	}
 	if err := m.step("master.resume.after_host"); err != nil {
 		return err

@@ -112,7 +112,7 @@ func (m *Master) removeFrom(ctx context.Context, id sandbox.ID, h host.ID, reaso
 	bounded, cancel := context.WithTimeout(ctx, hostCall)
 	defer cancel()
 	_, err = client.DeleteSandbox(bounded, &hostpb.DeleteSandboxRequest{SandboxId: string(id), Reason: reason})
-	return hostFault(err, h)
+	return hostFault(ctx, err, h)
 }
 
 // gone ends a sandbox whose host said that it has it no more.

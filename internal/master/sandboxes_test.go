@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
@@ -312,8 +315,20 @@ func TestAHostsOwnWordKeepsItsCode(t *testing.T) {
 	})
 	_, err := r.create("base")
 	refused(t, err, fault.PeerUnavailable)
-	if err := master.HostFault(fault.Wrap(fault.PeerUnavailable, nil, "call of a peer"), "h"); fault.Of(err) != fault.HostUnreachable {
-		t.Errorf("the transport's word: %v", err)
+	gone, leave := context.WithCancel(t.Context())
+	leave()
+	for _, c := range []struct {
+		ctx  context.Context
+		word error
+		want *fault.Code
+	}{
+		{t.Context(), status.Error(codes.Unavailable, "refused"), fault.HostUnreachable},
+		{t.Context(), status.Error(codes.Canceled, "the connection is closing"), fault.HostUnreachable},
+		{gone, status.Error(codes.Canceled, "the caller left"), fault.CallCancelled},
+	} {
+		if err := master.HostFault(c.ctx, c.word, "h"); fault.Of(err) != c.want {
+			t.Errorf("the transport's word %v: got %v, want %s", c.word, err, c.want.Name)
+		}
 	}
 }
 
