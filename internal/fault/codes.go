@@ -57,6 +57,7 @@ var (
 	LayerWhiteout     = code("layer_whiteout", Invalid, 0, "a whiteout is malformed or removes something outside its directory", "rebuild the layer without the entry that the message names")
 	TooManyEntries    = code("image_entries", Invalid, 0, "the image has more entries than the limit", "raise the limit that the message names, or make the image smaller")
 	TooManyBytes      = code("image_bytes", Invalid, 0, "the image has more bytes than the limit", "raise the limit that the message names, or make the image smaller")
+	TooMuchMetadata   = code("image_metadata", Invalid, 0, "names, link targets, extended attributes or maps of holes need more memory than is given to an image", "rebuild the image with shorter link targets, fewer distinct extended attributes, or fewer holes")
 	TooCompressed     = code("image_ratio", Invalid, 0, "a layer grows more when it is decompressed than the limit lets it", "raise the limit that the message names, or rebuild the layer")
 	BuildTooLong      = code("build_too_long", Unavailable, 0, "the build took longer than the limit", "raise templatecenter.build_timeout, or make the image smaller")
 	RegistryRedirect  = code("registry_redirect", Invalid, 0, "the registry leads to a private or link-local address that is not its own", "list that address in templatecenter.insecure_registries if it is meant so")

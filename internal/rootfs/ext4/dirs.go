@@ -12,6 +12,8 @@ const (
 	halfMD4Hash = 1
 )
 
+var dots = []byte("..")
+
 func direntLen(name int) int { return (8 + name + 3) &^ 3 }
 
 // linearSize is the size of a directory without an htree, with its tail.
@@ -100,8 +102,8 @@ func (t *tree) putDir(n Node, w *Writer, work *[]leaf, out *sink) error {
 	seed := inodeSeed(w.fsSeed, inodeNumber(n), 0)
 	var b [blockSize]byte
 	if dir.blocks == 1 {
-		putDirent(b[:], inodeNumber(n), 12, ".", 2)
-		putDirent(b[12:], inodeNumber(dir.parent), blockSize-dirTailLen-12, "..", 2)
+		putDirent(b[:], inodeNumber(n), 12, dots[:1], 2)
+		putDirent(b[12:], inodeNumber(dir.parent), blockSize-dirTailLen-12, dots, 2)
 		if dir.head != 0 {
 			le.PutUint16(b[12+4:], 12)
 			t.putLeaf(b[:], dotsLen, dir.head, 0)
@@ -138,13 +140,13 @@ func (t *tree) putLeaf(b []byte, at int, head, end uint32) {
 		if size = direntLen(len(name)); d.next == end {
 			size = blockSize - dirTailLen - at
 		}
-		putDirent(b[at:], inodeNumber(d.node), size, string(name), direntType(t.node(d.node).mode))
+		putDirent(b[at:], inodeNumber(d.node), size, name, direntType(t.node(d.node).mode))
 		at += size
 		i = d.next
 	}
 }
 
-func putDirent(b []byte, ino uint32, size int, name string, kind byte) {
+func putDirent(b []byte, ino uint32, size int, name []byte, kind byte) {
 	le.PutUint32(b[0:], ino)
 	le.PutUint16(b[4:], uint16(size))
 	b[6], b[7] = byte(len(name)), kind
@@ -182,7 +184,7 @@ func (t *tree) putIndex(n Node, seed uint32, leaves []leaf, out *sink) error {
 			above = append(above, entry{part[0].hash, next + uint32(i)})
 			clear(b[:])
 			le.PutUint16(b[4:], 0)
-			putDirent(b[:], 0, blockSize, "", 0)
+			putDirent(b[:], 0, blockSize, nil, 0)
 			fill(b[:], indexNodeAt, indexNode, part)
 			if err := out.putBlock(dir.start+next+uint32(i), b[:]); err != nil {
 				return err
@@ -191,8 +193,8 @@ func (t *tree) putIndex(n Node, seed uint32, leaves []leaf, out *sink) error {
 		below = above
 	}
 	clear(b[:])
-	putDirent(b[:], inodeNumber(n), 12, ".", 2)
-	putDirent(b[12:], inodeNumber(dir.parent), blockSize-12, "..", 2)
+	putDirent(b[:], inodeNumber(n), 12, dots[:1], 2)
+	putDirent(b[12:], inodeNumber(dir.parent), blockSize-12, dots, 2)
 	b[0x1C], b[0x1D], b[0x1E] = halfMD4Hash, 8, byte(len(levels))
 	fill(b[:], indexRootAt, indexRoot, below)
 	return out.putBlock(dir.start, b[:])

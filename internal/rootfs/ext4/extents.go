@@ -8,9 +8,10 @@ const (
 	blockExtents = (blockSize - extentLen - 4) / extentLen
 )
 
-// splitExtents cuts extents that are longer than the format allows.
-func splitExtents(exts []extent) []extent {
-	var out []extent
+// splitExtents cuts extents that are longer than the format allows. out is
+// room for them.
+func splitExtents(out, exts []extent) []extent {
+	out = out[:0]
 	for _, e := range exts {
 		for e.n > 0 {
 			n := min(e.n, extentMax)
@@ -44,8 +45,8 @@ func countExtents(exts []extent) int {
 type extentIndex struct{ lblk, blk uint32 }
 
 // putExtents writes the tree of exts, which are split: the root into the 60
-// bytes of the inode, each node to the next of nodes.
-func putExtents(root []byte, seed uint32, exts []extent, nodes []uint32, emit func(blk uint32, b []byte) error) error {
+// bytes of the inode, each node to the next of nodes in out.
+func putExtents(root []byte, seed uint32, exts []extent, nodes []uint32, out *sink) error {
 	depth := 0
 	var above []extentIndex
 	for count := len(exts); count > rootExtents; depth++ {
@@ -64,7 +65,7 @@ func putExtents(root []byte, seed uint32, exts []extent, nodes []uint32, emit fu
 			}
 			sum, at := extentSum(seed, b[:], blockExtents)
 			le.PutUint32(b[at:], sum)
-			if err := emit(nodes[0], b[:]); err != nil {
+			if err := out.putBlock(nodes[0], b[:]); err != nil {
 				return err
 			}
 			next = append(next, extentIndex{first, nodes[0]})

@@ -2,6 +2,7 @@ package ext4
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -50,7 +51,7 @@ func (w *Writer) complete() error {
 	defer w.mu.Unlock()
 	for i := range w.tree.nodes.n {
 		if d := w.tree.nodes.at(i).data; d != 0 && !w.data.done.has(d) {
-			return fault.New(fault.InvalidInput, "%q: its contents were not written in full", w.tree.anyName(Node(i)))
+			return fault.New(fault.InvalidInput, "%.200q: its contents were not written in full", w.tree.anyName(Node(i)))
 		}
 	}
 	return nil
@@ -69,7 +70,7 @@ func (t *tree) anyName(n Node) []byte {
 func (w *Writer) largeSums() []uint32 {
 	sums := make([]uint32, len(w.tree.xattrs.large))
 	for i, v := range w.tree.xattrs.large {
-		sums[i] = crc(w.fsSeed, []byte(v.value))
+		sums[i] = crc(w.fsSeed, v.value)
 	}
 	return sums
 }
@@ -120,7 +121,7 @@ func (w *Writer) writeRegions(sums []uint32) error {
 }
 
 func (w *Writer) writeInodes(sums []uint32) ([]uint32, error) {
-	iw := &inodeWriter{w: w, table: &sink{w: w}, nodes: &sink{w: w}, sums: sums, dirs: make([]uint32, w.layout.groups)}
+	iw := &inodeWriter{w: w, table: &sink{w: w}, nodes: &sink{w: w}, sums: sums, dirs: make([]uint32, w.layout.groups), room: make([]extent, 1)}
 	if err := iw.writeAll(); err != nil {
 		return nil, err
 	}
@@ -133,12 +134,11 @@ func (w *Writer) writeInodes(sums []uint32) ([]uint32, error) {
 
 // writeGroups writes bitmaps, descriptors and the superblock.
 func (w *Writer) writeGroups(dirs []uint32) error {
-	l, out := w.layout, &sink{w: w}
+	l := w.layout
+	blockMaps, inodeMaps := &sink{w: w}, &sink{w: w}
 	slices.SortFunc(l.free, func(a, b run) int { return cmp.Compare(a.at, b.at) })
 	free := l.free
 	descs := make([]byte, l.descBlocks*blockSize)
-	maps := make([]byte, 0, 2*l.groups*blockSize)
-	var inodeMaps []byte
 	var freeBlocks int64
 	for g := range l.groups {
 		d := descs[g*descSize:][:descSize]
@@ -149,13 +149,11 @@ func (w *Writer) writeGroups(dirs []uint32) error {
 		used := min(max(l.usedInodes-g*l.groupInodes, 0), l.groupInodes)
 		markInodes(inodeMap[:], used, l.groupInodes)
 		w.putDesc(d, g, n, uint32(l.groupInodes-used), dirs[g], blockMap[:], inodeMap[:])
-		maps = append(maps, blockMap[:]...)
-		inodeMaps = append(inodeMaps, inodeMap[:]...)
+		if err := errors.Join(blockMaps.put((l.blockBitmaps+g)*blockSize, blockMap[:]), inodeMaps.put((l.inodeBitmaps+g)*blockSize, inodeMap[:])); err != nil {
+			return err
+		}
 	}
-	if err := out.put(l.blockBitmaps*blockSize, append(maps, inodeMaps...)); err != nil {
-		return err
-	}
-	if err := out.flush(); err != nil {
+	if err := errors.Join(blockMaps.flush(), inodeMaps.flush()); err != nil {
 		return err
 	}
 	var head [superOffset + superSize]byte

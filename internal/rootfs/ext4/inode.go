@@ -9,6 +9,8 @@ type inodeWriter struct {
 	dirs   []uint32 // directories in each group
 	freed  []run    // by ElideZeros
 	record [inodeSize]byte
+
+	room, split []extent // to work in
 }
 
 // writeAll writes every inode. Those of a tree without elided zeros only read
@@ -121,7 +123,7 @@ func (iw *inodeWriter) encodeBlocks(n Node, nd *node, b []byte) (int64, error) {
 			copy(b[0x28:0x28+60], t.target(nd))
 			return 0, nil
 		}
-		exts = []extent{{n: 1, phys: uint32(l.slow) + nd.aux}}
+		exts = append(iw.split[:0], extent{n: 1, phys: uint32(l.slow) + nd.aux})
 	case modeDir:
 		if nd.blocks > 1 {
 			flags |= flagIndex
@@ -136,27 +138,31 @@ func (iw *inodeWriter) encodeBlocks(n Node, nd *node, b []byte) (int64, error) {
 		blocks += int64(e.n)
 	}
 	seed := inodeSeed(iw.w.fsSeed, inodeNumber(n), 0)
-	return blocks, putExtents(b[0x28:], seed, exts, nodes, iw.nodes.putBlock)
+	return blocks, putExtents(b[0x28:], seed, exts, nodes, iw.nodes)
 }
 
 // layoutExtents returns the extents of a node, split, and the blocks of their
 // tree. When elided zeros made more extents than were planned, the tree grows
 // into the blocks that they set free.
 func (iw *inodeWriter) layoutExtents(n Node, nd *node) (exts []extent, nodes []uint32) {
-	planned := iw.w.data.planned(nd)
+	planned := iw.w.data.planned(nd, iw.room)
 	have := extentNodes(countExtents(planned))
 	for i := range have {
 		nodes = append(nodes, iw.w.layout.nodeBlocks[n]+i)
 	}
-	zeros := iw.w.data.zeros[nd.data]
-	if nd.data == 0 || len(zeros) == 0 {
-		return splitExtents(planned), nodes
+	var zeros []run
+	if nd.data != 0 && len(iw.w.data.zeros) > 0 {
+		zeros = iw.w.data.zeros[nd.data]
+	}
+	if len(zeros) == 0 {
+		iw.split = splitExtents(iw.split, planned)
+		return iw.split, nodes
 	}
 	if m := iw.w.data.sparse[nd.data]; m != nil {
 		zeros = without(zeros, m.edges(nd.size))
 	}
 	left, free := elide(planned, zeros)
-	exts = splitExtents(left)
+	exts = splitExtents(nil, left)
 	need := extentNodes(len(exts))
 	for i := need; i < have; i++ {
 		iw.freed = append(iw.freed, run{nodes[i], 1})

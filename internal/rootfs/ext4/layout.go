@@ -177,12 +177,13 @@ func (w *Writer) planLarge(l *layout, at int64) int64 {
 
 // planExtents gives blocks to the extent trees that leave their inode.
 func (w *Writer) planExtents(l *layout, at int64) int64 {
+	room := make([]extent, 1)
 	for i := range w.tree.nodes.n {
 		nd := w.tree.nodes.at(i)
 		if nd.blocks <= extentMax && nd.data == 0 || nd.is(modeSymlink) {
 			continue
 		}
-		if n := extentNodes(countExtents(w.data.planned(nd))); n > 0 {
+		if n := extentNodes(countExtents(w.data.planned(nd, room))); n > 0 {
 			l.nodeBlocks[Node(i)] = uint32(min(at, maxBlocks))
 			at += int64(n)
 		}

@@ -122,7 +122,7 @@ func eachName(dir Stat, b []byte, first bool, fn func(Dirent) error) error {
 			continue
 		}
 		if n == 0 || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-			return damaged("inode %d: a directory holds the name %q", dir.Inode, name)
+			return damaged("inode %d: a directory holds the name %.200q", dir.Inode, name)
 		}
 		if err := fn(Dirent{name, ino, kind}); err != nil {
 			return err
@@ -153,11 +153,11 @@ func (im *Image) Walk(ctx context.Context, fn func(path string, s Stat) error) e
 	budget := im.info.Blocks // of directories; a block has one owner
 	list := func(path string, dir Stat) (level, error) {
 		if seen.has(dir.Inode) {
-			return level{}, damaged("%q: a directory with two names", path)
+			return level{}, damaged("%.200q: a directory with two names", path)
 		}
 		seen.set(dir.Inode)
 		if budget -= dir.Size / blockSize; budget < 0 {
-			return level{}, damaged("%q: directories of more blocks than the image has", path)
+			return level{}, damaged("%.200q: directories of more blocks than the image has", path)
 		}
 		l := level{path: path}
 		err := im.ReadDir(dir, func(e Dirent) error {

@@ -27,7 +27,7 @@ func (im *Image) Xattrs(s Stat) ([]Xattr, error) {
 	slices.SortFunc(out, func(a, b Xattr) int { return cmp.Compare(a.Name, b.Name) })
 	for i := 1; i < len(out); i++ {
 		if out[i].Name == out[i-1].Name {
-			return nil, damaged("inode %d: xattr %q is there twice", s.Inode, out[i].Name)
+			return nil, damaged("inode %d: xattr %.200q is there twice", s.Inode, out[i].Name)
 		}
 	}
 	return out, nil

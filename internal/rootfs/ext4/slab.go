@@ -28,17 +28,26 @@ type arena struct {
 
 const arenaPart = 64 << 10
 
-// put keeps s, at most arenaPart long.
-func (a *arena) put(s string) uint64 {
-	if len(a.parts) == 0 || a.used+len(s) > arenaPart {
+// room makes room for n bytes, at most arenaPart.
+func (a *arena) room(n int) (at uint64, b []byte) {
+	if len(a.parts) == 0 || a.used+n > arenaPart {
 		a.parts = append(a.parts, make([]byte, arenaPart))
 		a.used = 0
 	}
-	at := uint64(len(a.parts)-1)*arenaPart + uint64(a.used)
-	copy(a.parts[len(a.parts)-1][a.used:], s)
-	a.used += len(s)
+	at = uint64(len(a.parts)-1)*arenaPart + uint64(a.used)
+	a.used += n
+	return at, a.get(at, n)
+}
+
+// put keeps s, at most arenaPart long.
+func (a *arena) put(s string) uint64 {
+	at, b := a.room(len(s))
+	copy(b, s)
 	return at
 }
+
+// size is how many bytes it holds.
+func (a *arena) size() int64 { return int64(len(a.parts)) * arenaPart }
 
 func (a *arena) get(at uint64, n int) []byte {
 	from := int(at % arenaPart)

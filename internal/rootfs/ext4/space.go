@@ -48,8 +48,17 @@ type contents struct {
 	sparse  map[uint32]*sparseMap
 	zeros   map[uint32][]run // runs of zero blocks, of ElideZeros
 	parts   map[uint32]int64 // bytes written by WriteAt
+	maps    int64            // memory of sparse
 	free    []run
 }
+
+// Memory that maps of holes may take. It counts what was dropped too, so that
+// a refusal depends on the image alone.
+const (
+	mapMemory   = 12 << 20
+	mapPerFile  = 40
+	segmentCost = 28 // in both lists
+)
 
 // bits32 is a set of small numbers.
 type bits32 []uint64
@@ -91,6 +100,9 @@ func (w *Writer) Allot(size int64, segments []Segment) (Data, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.data.maps += int64(len(segs)) * segmentCost; w.data.maps > mapMemory+mapPerFile*int64(w.data.last) {
+		return Data{}, fault.New(fault.TooMuchMetadata, "a file of %d bytes in %d pieces: the maps of holes take more than %d bytes and %d for each file", size, len(segs), mapMemory, mapPerFile)
+	}
 	if blocks > maxBlocks-int64(w.data.next) {
 		return Data{}, fault.New(fault.ImageUnfit, "the image would have more than %d bytes", maxBlocks*blockSize)
 	}
@@ -155,7 +167,7 @@ func (w *Writer) claim(name string, d Data, nd *node) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if d.id > w.data.last || w.data.claimed.has(d.id) || w.data.dropped.has(d.id) {
-		return fault.New(fault.Bug, "%q: its contents belong to another inode, or were dropped", name)
+		return fault.New(fault.Bug, "%.200q: its contents belong to another inode, or were dropped", name)
 	}
 	w.data.claimed.set(d.id)
 	nd.size, nd.start, nd.blocks, nd.data = d.size, d.start, d.blocks, d.id
@@ -232,15 +244,15 @@ func storedBytes(d Data, segs []Segment) int64 {
 }
 
 // planned returns the extents of a node as they stand before zeros are elided:
-// on them the layout depends.
-func (c *contents) planned(nd *node) []extent {
+// on them the layout depends. room is space for them; they are only to be read.
+func (c *contents) planned(nd *node, room []extent) []extent {
 	if m := c.sparse[nd.data]; nd.data != 0 && m != nil {
 		return m.extents
 	}
 	if nd.blocks == 0 {
 		return nil
 	}
-	return []extent{{n: nd.blocks, phys: nd.start}}
+	return append(room[:0], extent{n: nd.blocks, phys: nd.start})
 }
 
 // minZeros is how many zero blocks in a row become a hole. Shorter runs would

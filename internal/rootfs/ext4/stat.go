@@ -145,7 +145,7 @@ func (im *Image) Lookup(path string) (Stat, error) {
 			continue
 		}
 		if !s.IsDir() {
-			return Stat{}, fault.New(fault.FileNotFound, "%q in an ext4 image", path)
+			return Stat{}, fault.New(fault.FileNotFound, "%.200q in an ext4 image", path)
 		}
 		if s, err = im.child(s, name); err != nil {
 			return Stat{}, err
@@ -167,7 +167,7 @@ func (im *Image) child(dir Stat, name string) (Stat, error) {
 		return Stat{}, err
 	}
 	if found == 0 {
-		return Stat{}, fault.New(fault.FileNotFound, "%q in an ext4 image", name)
+		return Stat{}, fault.New(fault.FileNotFound, "%.200q in an ext4 image", name)
 	}
 	return im.Stat(found)
 }

@@ -31,7 +31,8 @@ type Stream struct {
 	inSeg  int64 // bytes that the segment begun lacks
 	open   bool
 	closed bool
-	scan   int64 // up to where zeros were looked for
+	whole  stored // of a file without holes
+	scan   int64  // up to where zeros were looked for
 	zeros  []run
 	err    error
 }
@@ -50,7 +51,7 @@ func (s *Stream) Begin(d Data) error {
 	if s.open || s.closed {
 		return s.fail(fault.New(fault.Bug, "a file's contents begin before the last one's end"))
 	}
-	segs, exts, err := s.w.take(d)
+	segs, exts, err := s.w.take(d, &s.whole)
 	if err != nil {
 		return s.fail(err)
 	}
@@ -66,8 +67,14 @@ func (s *Stream) Begin(d Data) error {
 	return s.nextSegment()
 }
 
+// stored is room for what take returns for a file without holes.
+type stored struct {
+	seg [1]Segment
+	ext [1]extent
+}
+
 // take returns what is to be streamed for d: its segments, and their blocks.
-func (w *Writer) take(d Data) ([]Segment, []extent, error) {
+func (w *Writer) take(d Data, whole *stored) ([]Segment, []extent, error) {
 	if d.id == 0 {
 		return nil, nil, nil
 	}
@@ -86,7 +93,8 @@ func (w *Writer) take(d Data) ([]Segment, []extent, error) {
 	if w.data.done.has(d.id) {
 		return nil, nil, fault.New(fault.Bug, "the contents of a file are written twice")
 	}
-	return []Segment{{0, d.size}}, []extent{{n: d.blocks, phys: d.start}}, nil
+	whole.seg[0], whole.ext[0] = Segment{0, d.size}, extent{n: d.blocks, phys: d.start}
+	return whole.seg[:], whole.ext[:], nil
 }
 
 // place returns where byte off of a file lies in the image. exts begins at or
@@ -339,7 +347,7 @@ func (w *Writer) WriteAt(d Data, p []byte, off int64) error {
 	if d.id == 0 || len(p) == 0 {
 		return nil
 	}
-	segs, exts, err := w.take(d)
+	segs, exts, err := w.take(d, new(stored))
 	if err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func (w *Writer) Add(parent Node, name string, m Meta) (Node, error) {
 		w.tree.lostSet = true
 		*w.tree.node(lost) = nd
 	case w.tree.nodes.n >= maxNodes:
-		return 0, fault.New(fault.ImageUnfit, "%q: more than %d inodes", name, maxNodes)
+		return 0, fault.New(fault.ImageUnfit, "%.200q: more than %d inodes", name, maxNodes)
 	default:
 		if err := w.claim(name, m.Data, &nd); err != nil {
 			return 0, err
@@ -143,13 +143,13 @@ func (w *Writer) Link(parent Node, name string, target Node) error {
 		return err
 	}
 	if int(target) >= w.tree.nodes.n || w.tree.node(target).is(modeDir) {
-		return fault.New(fault.InvalidInput, "%q: a hard link must lead to an entry that is no directory", name)
+		return fault.New(fault.InvalidInput, "%.200q: a hard link must lead to an entry that is no directory", name)
 	}
 	if parent == Root && name == lostName {
 		return fault.New(fault.ImageUnfit, "/%s: ext4 needs this name for a directory", lostName)
 	}
 	if w.tree.node(target).links >= maxLinks {
-		return fault.New(fault.ImageUnfit, "%q: a file has at most %d names on ext4", name, maxLinks)
+		return fault.New(fault.ImageUnfit, "%.200q: a file has at most %d names on ext4", name, maxLinks)
 	}
 	w.tree.link(parent, name, target)
 	return nil
@@ -160,22 +160,38 @@ func (w *Writer) mayGrow(parent Node, name string) error {
 	case w.layout != nil:
 		return fault.New(fault.Bug, "the tree of an image changes after its layout")
 	case name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
-		return fault.New(fault.InvalidInput, "%q cannot be the name of a directory entry", name)
+		return fault.New(fault.InvalidInput, "%.200q cannot be the name of a directory entry", name)
 	case len(name) > maxNameLen:
-		return fault.New(fault.ImageUnfit, "%q: a name has at most %d bytes on ext4", name[:32]+"...", maxNameLen)
+		return fault.New(fault.ImageUnfit, "%.200q: a name has at most %d bytes on ext4", name, maxNameLen)
 	case int(parent) >= w.tree.nodes.n || !w.tree.node(parent).is(modeDir):
-		return fault.New(fault.InvalidInput, "%q: its parent is not a directory of this image", name)
+		return fault.New(fault.InvalidInput, "%.200q: its parent is not a directory of this image", name)
 	case parent == lost && !w.tree.lostSet:
-		return fault.New(fault.InvalidInput, "%q: add lost+found first", name)
+		return fault.New(fault.InvalidInput, "%.200q: add lost+found first", name)
 	case w.tree.dirents.n >= maxNodes:
-		return fault.New(fault.ImageUnfit, "%q: more than %d names", name, maxNodes)
+		return fault.New(fault.ImageUnfit, "%.200q: more than %d names", name, maxNodes)
+	case w.tree.memory() > treeMemory+treePerName*int64(w.tree.dirents.n):
+		return fault.New(fault.TooMuchMetadata, "%.200q: names, targets and xattrs take more than %d bytes and %d for each name", name, treeMemory, treePerName)
 	}
 	return nil
 }
 
+// Memory that a tree may take. The longest names fit; what only few entries of
+// an image can have is long targets, and xattrs that no other entry has.
+const (
+	treeMemory  = 32 << 20
+	treePerName = 352
+)
+
+// memory is about how many bytes the tree takes.
+func (t *tree) memory() int64 {
+	const nodeSize, direntSize = 80, 16
+	return int64(t.nodes.n)*nodeSize + int64(t.dirents.n)*direntSize + t.text.size() + t.xattrs.kept
+}
+
 func (t *tree) link(parent Node, name string, n Node) {
 	dir, nd := t.node(parent), t.node(n)
-	at := t.text.put(string([]byte{byte(len(name))}) + name)
+	at, b := t.text.room(1 + len(name))
+	b[0] = byte(copy(b[1:], name))
 	dir.head = uint32(t.dirents.add(dirent{name: at, node: n, next: dir.head})) + 1
 	if nd.is(modeDir) {
 		nd.parent = parent
@@ -188,7 +204,7 @@ func (t *tree) link(parent Node, name string, n Node) {
 // encode checks m and packs it.
 func (w *Writer) encode(name string, m Meta) (node, error) {
 	if m.Mode&^(modeType|modePerm) != 0 {
-		return node{}, fault.New(fault.InvalidInput, "%q: mode %o has bits that no inode has", name, m.Mode)
+		return node{}, fault.New(fault.InvalidInput, "%.200q: mode %o has bits that no inode has", name, m.Mode)
 	}
 	if m.Atime.IsZero() {
 		m.Atime = m.Mtime
@@ -214,26 +230,26 @@ func (w *Writer) encode(name string, m Meta) (node, error) {
 func (w *Writer) encodeKind(name string, m Meta, nd *node) error {
 	kind := uint16(m.Mode & modeType)
 	if kind != modeRegular && m.Data != (Data{}) || kind != modeSymlink && m.Target != "" || kind != modeChar && kind != modeBlock && m.Major|m.Minor != 0 {
-		return fault.New(fault.InvalidInput, "%q: contents, target or device number on an entry of another type", name)
+		return fault.New(fault.InvalidInput, "%.200q: contents, target or device number on an entry of another type", name)
 	}
 	switch kind {
 	case modeDir, modeRegular, modeFIFO, modeSocket:
 	case modeChar, modeBlock:
 		if m.Major >= 1<<12 || m.Minor >= 1<<20 {
-			return fault.New(fault.ImageUnfit, "%q: device %d:%d: ext4 holds 12 bits of major and 20 of minor", name, m.Major, m.Minor)
+			return fault.New(fault.ImageUnfit, "%.200q: device %d:%d: ext4 holds 12 bits of major and 20 of minor", name, m.Major, m.Minor)
 		}
 		nd.aux = m.Minor&0xFF | m.Major<<8 | m.Minor&^0xFF<<12
 	case modeSymlink:
 		if m.Target == "" || strings.IndexByte(m.Target, 0) >= 0 {
-			return fault.New(fault.InvalidInput, "%q: the target of a symlink is empty or holds a zero byte", name)
+			return fault.New(fault.InvalidInput, "%.200q: the target of a symlink is empty or holds a zero byte", name)
 		}
 		if len(m.Target) > maxTargetLen {
-			return fault.New(fault.ImageUnfit, "%q: the target of a symlink has at most %d bytes on ext4", name, maxTargetLen)
+			return fault.New(fault.ImageUnfit, "%.200q: the target of a symlink has at most %d bytes on ext4", name, maxTargetLen)
 		}
 		at := w.tree.text.put(m.Target)
 		nd.size, nd.start, nd.blocks = int64(len(m.Target)), uint32(at>>32), uint32(at)
 	default:
-		return fault.New(fault.InvalidInput, "%q: mode %o names no file type", name, m.Mode)
+		return fault.New(fault.InvalidInput, "%.200q: mode %o names no file type", name, m.Mode)
 	}
 	return nil
 }
@@ -295,7 +311,7 @@ func (t *tree) sortDir(n Node, seed *[4]uint32, keys []sortKey) ([]sortKey, erro
 	})
 	for i, k := range keys {
 		if i > 0 && bytes.Equal(name(keys[i-1]), name(k)) {
-			return keys, fault.New(fault.InvalidInput, "%s holds the name %q twice", t.path(n), name(k))
+			return keys, fault.New(fault.InvalidInput, "%s holds the name %.200q twice", t.path(n), name(k))
 		}
 		t.dirents.at(int(k.dirent)).next = 0
 		if i > 0 {

@@ -334,7 +334,7 @@ func (v *verifier) directory(s Stat) error {
 		}
 		return eachName(s, b, first, func(e Dirent) error {
 			if int64(e.Inode) > v.im.info.Inodes {
-				return damaged("inode %d: the name %q leads to inode %d", s.Inode, e.Name, e.Inode)
+				return damaged("inode %d: the name %.200q leads to inode %d", s.Inode, e.Name, e.Inode)
 			}
 			st := v.inode(e.Inode)
 			if st.kind != 0 && st.kind != e.Type || e.Type == 2 && st.kind != 0 {

@@ -76,7 +76,7 @@ func New(file File, o Options) (*Writer, error) {
 	for i := range w.seed {
 		w.seed[i] = le.Uint32(o.HashSeed[i*4:])
 	}
-	w.tree.xattrs = xattrSets{byKey: map[setID]uint32{}, byText: map[string]uint32{}}
+	w.tree.xattrs = newXattrSets()
 	w.data = contents{next: headBlocks, sparse: map[uint32]*sparseMap{}, zeros: map[uint32][]run{}, parts: map[uint32]int64{}}
 	w.tree.start(o.Time)
 	if err := file.Truncate(0); err != nil {
@@ -103,15 +103,19 @@ func (w *Writer) writeAt(p []byte, off int64) error {
 	return nil
 }
 
-// zero makes n bytes at off read as zeros, by a hole where the file can.
+// zero makes n bytes at off read as zeros, by a hole where the file can. For a
+// short one that is not worth it: some kernels write out what lies there first.
 func (w *Writer) zero(off, n int64) error {
-	if f, ok := w.file.(*os.File); ok {
+	if f, ok := w.file.(*os.File); ok && n >= skipZeros {
 		err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
 		if err == nil {
 			return nil
 		}
 	}
-	empty := make([]byte, min(n, streamBuffer))
+	empty := zeroBlock[:]
+	if n > blockSize {
+		empty = make([]byte, min(n, streamBuffer))
+	}
 	for n > 0 {
 		part := empty[:min(n, int64(len(empty)))]
 		if err := w.writeAt(part, off); err != nil {
@@ -123,17 +127,20 @@ func (w *Writer) zero(off, n int64) error {
 	return nil
 }
 
-// sink gathers neighbouring blocks into large writes.
+// sink gathers neighbouring records into large writes. Their size divides
+// sinkBuffer.
 type sink struct {
 	w   *Writer
 	buf []byte
 	at  int64
 }
 
-const sinkBuffer = 1 << 20
+// sinkBuffer is how long a write is at most, and of what it ends at a multiple:
+// longer ones, and such that divide pages, cost the kernel more.
+const sinkBuffer = 256 << 10
 
 func (k *sink) put(off int64, p []byte) error {
-	if len(k.buf) > 0 && off != k.at+int64(len(k.buf)) || len(k.buf)+len(p) > sinkBuffer {
+	if len(k.buf) > 0 && off != k.at+int64(len(k.buf)) {
 		if err := k.flush(); err != nil {
 			return err
 		}
@@ -142,6 +149,9 @@ func (k *sink) put(off int64, p []byte) error {
 		k.at = off
 	}
 	k.buf = append(k.buf, p...)
+	if (k.at+int64(len(k.buf)))%sinkBuffer == 0 {
+		return k.flush()
+	}
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"hash"
+	"io"
 	"math/bits"
 	"slices"
 	"strings"
@@ -43,12 +45,12 @@ var prefixes = []struct {
 	{"system.", 7},
 }
 
-// attr is an Xattr as it is stored. value is the index of an xattr inode + 1
+// attr is an Xattr as it is stored. inode is the index of a large value + 1
 // when the value is too large for a block.
 type attr struct {
 	index byte
 	name  string
-	value string
+	value []byte
 	inode uint32
 }
 
@@ -98,48 +100,65 @@ func (s *xattrSet) largeBlocks() int64 {
 
 // largeValue is a value that has an inode of its own.
 type largeValue struct {
-	value string
+	value []byte
 	refs  uint64
 	node  Node
 }
 
-// setID stands for a set without a second copy of its values.
-type setID [sha256.Size]byte
+// digest stands for a set, or for a value, without a second copy of it.
+type digest [sha256.Size]byte
 
 type xattrSets struct {
-	sets   []xattrSet
-	byKey  map[setID]uint32
-	large  []largeValue
-	made   int // large values with an inode
-	byText map[string]uint32
+	sets    []xattrSet
+	byKey   map[digest]uint32
+	large   []largeValue
+	made    int // large values with an inode
+	byValue map[digest]uint32
+	kept    int64 // bytes of memory, about
+	list    []attr
+	sum     hash.Hash
 }
 
+// setCost and attrCost are the memory of a set and of an attribute beside the
+// bytes of its name and value.
+const (
+	setCost  = 160
+	attrCost = 64
+)
+
 // intern returns the number of the set + 1, 0 for none, and the mode that an
-// access ACL leaves.
+// access ACL leaves. Only a set that is new is copied.
 func (x *xattrSets) intern(name string, mode uint16, list []Xattr) (uint32, uint16, error) {
-	attrs := make([]attr, 0, len(list))
+	attrs := x.list[:0]
 	for _, a := range list {
-		at, err := storedAttr(name, &mode, a)
+		at, ok, err := storedAttr(name, &mode, a)
 		if err != nil {
 			return 0, 0, err
 		}
-		if at != nil {
-			attrs = append(attrs, *at)
+		if ok {
+			attrs = append(attrs, at)
 		}
 	}
 	if len(attrs) == 0 {
 		return 0, mode, nil
 	}
+	x.list = attrs
 	slices.SortFunc(attrs, compareAttr)
 	for i := range attrs[1:] {
 		if compareAttr(attrs[i], attrs[i+1]) == 0 {
-			return 0, 0, fault.New(fault.InvalidInput, "%q: xattr %q is there twice", name, attrs[i].name)
+			return 0, 0, fault.New(fault.InvalidInput, "%.200q: xattr %.200q is there twice", name, attrs[i].name)
 		}
 	}
-	key := setKey(attrs)
+	key := x.setKey(attrs)
 	if n, ok := x.byKey[key]; ok {
-		x.sets[n-1].uses++
 		return n, mode, nil
+	}
+	attrs = slices.Clone(attrs)
+	x.kept += setCost
+	for i := range attrs {
+		a := &attrs[i]
+		a.name, a.value = strings.Clone(a.name), bytes.Clone(a.value)
+		x.kept += attrCost + int64(len(a.name)+len(a.value))
 	}
 	set, err := x.place(name, attrs)
 	if err != nil {
@@ -151,10 +170,11 @@ func (x *xattrSets) intern(name string, mode uint16, list []Xattr) (uint32, uint
 	return n, mode, nil
 }
 
-// storedAttr returns a as it is stored, nil when it leaves nothing to store.
-func storedAttr(name string, mode *uint16, a Xattr) (*attr, error) {
+// storedAttr returns a as it is stored, false when it leaves nothing to store.
+// The attr shares the bytes of a.
+func storedAttr(name string, mode *uint16, a Xattr) (attr, bool, error) {
 	if len(a.Value) > maxXattrValue {
-		return nil, fault.New(fault.ImageUnfit, "%q: xattr %q has %d bytes, more than the %d that Linux allows", name, a.Name, len(a.Value), maxXattrValue)
+		return attr{}, false, fault.New(fault.ImageUnfit, "%.200q: xattr %.200q has %d bytes, more than the %d that Linux allows", name, a.Name, len(a.Value), maxXattrValue)
 	}
 	for _, p := range prefixes {
 		rest, ok := strings.CutPrefix(a.Name, p.name)
@@ -163,36 +183,40 @@ func storedAttr(name string, mode *uint16, a Xattr) (*attr, error) {
 			continue
 		}
 		if !acl {
-			return &attr{index: p.index, name: rest, value: string(a.Value)}, nil
+			return attr{index: p.index, name: rest, value: a.Value}, true, nil
 		}
 		kind := *mode & modeType
 		if kind == modeSymlink || p.index == 3 && kind != modeDir {
-			return nil, fault.New(fault.ImageUnfit, "%q: an entry of its type has no %q", name, a.Name)
+			return attr{}, false, fault.New(fault.ImageUnfit, "%.200q: an entry of its type has no %.200q", name, a.Name)
 		}
 		stored, perm, err := storeACL(a.Value, *mode, p.index == 2)
 		if err != nil {
-			return nil, fault.Wrap(fault.ImageUnfit, err, "%q: xattr %q", name, a.Name)
+			return attr{}, false, fault.Wrap(fault.ImageUnfit, err, "%.200q: xattr %.200q", name, a.Name)
 		}
 		*mode = perm
-		if stored == nil {
-			return nil, nil
-		}
-		return &attr{index: p.index, value: string(stored)}, nil
+		return attr{index: p.index, value: stored}, stored != nil, nil
 	}
-	return nil, fault.New(fault.ImageUnfit, "%q: ext4 cannot hold an xattr of the name %q", name, a.Name)
+	return attr{}, false, fault.New(fault.ImageUnfit, "%.200q: ext4 cannot hold an xattr of the name %.200q", name, a.Name)
 }
 
-func setKey(attrs []attr) setID {
-	var b bytes.Buffer
-	for _, a := range attrs {
+func newXattrSets() xattrSets {
+	return xattrSets{byKey: map[digest]uint32{}, byValue: map[digest]uint32{}, sum: sha256.New()}
+}
+
+func (x *xattrSets) setKey(attrs []attr) (key digest) {
+	x.sum.Reset()
+	for i := range attrs {
+		a := &attrs[i]
 		var head [6]byte
 		head[0], head[1] = a.index, byte(len(a.name))
 		le.PutUint32(head[2:], uint32(len(a.value)))
-		b.Write(head[:])
-		b.WriteString(a.name)
-		b.WriteString(a.value)
+		// A hash never fails to take bytes.
+		_, _ = x.sum.Write(head[:])
+		_, _ = io.WriteString(x.sum, a.name)
+		_, _ = x.sum.Write(a.value)
 	}
-	return sha256.Sum256(b.Bytes())
+	x.sum.Sum(key[:0])
+	return key
 }
 
 // place decides where attributes go: all in the inode's body; else all in a
@@ -203,17 +227,17 @@ func (x *xattrSets) place(name string, attrs []attr) (xattrSet, error) {
 		// A value's own inode is only led to from a block: e2fsck takes a short
 		// symlink for a long one when it counts blocks but has no xattr block.
 		if large == 0 && fits(attrs, bodyXattrs) {
-			return xattrSet{body: attrs, uses: 1}, nil
+			return xattrSet{body: attrs}, nil
 		}
 		if fits(attrs, blockXattrs) {
-			return xattrSet{block: attrs, uses: 1}, nil
+			return xattrSet{block: attrs}, nil
 		}
 		if body, block := divide(attrs); fits(block, blockXattrs) {
-			return xattrSet{body: body, block: block, uses: 1}, nil
+			return xattrSet{body: body, block: block}, nil
 		}
 		largest := -1
 		for i := range attrs {
-			if attrs[i].inode == 0 && attrs[i].value != "" && (largest < 0 || len(attrs[i].value) > len(attrs[largest].value)) {
+			if attrs[i].inode == 0 && len(attrs[i].value) > 0 && (largest < 0 || len(attrs[i].value) > len(attrs[largest].value)) {
 				largest = i
 			}
 		}
@@ -222,16 +246,17 @@ func (x *xattrSets) place(name string, attrs []attr) (xattrSet, error) {
 		}
 		attrs[largest].inode = x.largeIndex(attrs[largest].value) + 1
 	}
-	return xattrSet{}, fault.New(fault.ImageUnfit, "%q: its %d xattrs have longer names than an inode and a block can hold", name, len(attrs))
+	return xattrSet{}, fault.New(fault.ImageUnfit, "%.200q: its %d xattrs have longer names than an inode and a block can hold", name, len(attrs))
 }
 
-func (x *xattrSets) largeIndex(value string) uint32 {
-	if i, ok := x.byText[value]; ok {
+func (x *xattrSets) largeIndex(value []byte) uint32 {
+	key := digest(sha256.Sum256(value))
+	if i, ok := x.byValue[key]; ok {
 		return i
 	}
 	x.large = append(x.large, largeValue{value: value})
 	i := uint32(len(x.large) - 1)
-	x.byText[value] = i
+	x.byValue[key] = i
 	return i
 }
 
@@ -272,13 +297,13 @@ func (x *xattrSets) putAttrs(b []byte, from int, attrs []attr, sums []uint32, ha
 			le.PutUint32(sum[:], sums[a.inode-1])
 			le.PutUint32(e[12:], attrHash(a.name, sum[:]))
 		default:
-			if a.value != "" {
+			if len(a.value) > 0 {
 				end -= (len(a.value) + 3) &^ 3
 				copy(b[end:], a.value)
 				le.PutUint16(e[2:], uint16(from+end))
 			}
 			if hashed {
-				le.PutUint32(e[12:], attrHash(a.name, []byte(a.value)))
+				le.PutUint32(e[12:], attrHash(a.name, a.value))
 			}
 		}
 		at += a.entryLen()
