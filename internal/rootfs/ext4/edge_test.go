@@ -1,10 +1,10 @@
 package ext4_test
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"sort"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +55,7 @@ var fullACL = acl([3]uint32{1, 7, noID}, [3]uint32{2, 5, 4_000_000_000}, [3]uint
 var fileCap = string([]byte{1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 
 func TestEdges(t *testing.T) {
+	t.Parallel()
 	for name, items := range map[string][]item{
 		"nothing":       nil,
 		"one file":      {file("a", 0o600, "a")},
@@ -76,6 +77,7 @@ func TestEdges(t *testing.T) {
 		"directories":   directories(),
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			path, _ := write(t, items, testOptions)
 			check(t, path, items)
 		})
@@ -240,18 +242,35 @@ func acls() []item {
 
 // sparseFile has the stored segments filled, and zeros elsewhere.
 func sparseFile(path string, size int64, segs ...ext4.Segment) item {
-	body := func() io.Reader {
-		b := make([]byte, size)
-		for i, s := range segs {
-			fill := bytes.Repeat([]byte{byte(i%250) + 1}, int(s.Length))
-			copy(b[s.Offset:], fill)
-		}
-		return bytes.NewReader(b)
-	}
 	if segs == nil {
 		segs = []ext4.Segment{}
 	}
-	return item{path: path, meta: ext4.Meta{Mode: 0o100644, Mtime: noon}, body: body, size: size, segs: segs}
+	it := item{path: path, meta: ext4.Meta{Mode: 0o100644, Mtime: noon}, size: size, segs: segs}
+	it.body = filled{size, segs, func(i int) byte { return byte(i%250) + 1 }}.reader
+	return it
+}
+
+// filled is a file with holes whose segment i is full of one byte.
+type filled struct {
+	size int64
+	segs []ext4.Segment
+	fill func(i int) byte
+}
+
+func (f filled) reader() io.Reader { return io.NewSectionReader(f, 0, f.size) }
+
+func (f filled) ReadAt(p []byte, off int64) (int, error) {
+	clear(p)
+	end := off + int64(len(p))
+	i := sort.Search(len(f.segs), func(i int) bool { return f.segs[i].Offset+f.segs[i].Length > off })
+	for ; i < len(f.segs) && f.segs[i].Offset < end; i++ {
+		s := f.segs[i]
+		part := p[max(s.Offset-off, 0):min(s.Offset+s.Length-off, int64(len(p)))]
+		for k := range part {
+			part[k] = f.fill(i)
+		}
+	}
+	return len(p), nil
 }
 
 func sparseFiles() []item {
@@ -303,8 +322,12 @@ func (zeroReader) Read(p []byte) (int, error) {
 // directories has sizes around every boundary: a full block, one name more,
 // and an htree.
 func directories() []item {
+	return directoriesOf(0, 1, 2, 120, 126, 127, 128, 129, 130, 253, 254, 255, 256, 257, 1000)
+}
+
+func directoriesOf(sizes ...int) []item {
 	var items []item
-	for _, n := range []int{0, 1, 2, 120, 126, 127, 128, 129, 130, 253, 254, 255, 256, 257, 1000} {
+	for _, n := range sizes {
 		top := fmt.Sprintf("d%d", n)
 		items = append(items, dir(top))
 		for i := range n {

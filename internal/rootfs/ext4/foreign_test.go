@@ -12,13 +12,12 @@ import (
 	"github.com/paddock-dev/paddock/internal/rootfs/ext4"
 )
 
-// mke2fs makes an image of what items hold.
-func mke2fs(t *testing.T, items []item, args ...string) string {
+// mke2fs makes an image of 100 MiB of what lies below tree.
+func mke2fs(t *testing.T, tree string, args ...string) string {
 	t.Helper()
-	ours, _ := write(t, items, testOptions)
 	path := filepath.Join(t.TempDir(), "foreign.ext4")
-	args = append([]string{"-q", "-t", "ext4", "-b", "4096", "-d", mount(t, ours)}, args...)
-	if out, err := run(t, "mke2fs", append(args, path, "300M")...); err != nil {
+	args = append([]string{"-q", "-t", "ext4", "-b", "4096", "-d", tree}, args...)
+	if out, err := run(t, "mke2fs", append(args, path, "100M")...); err != nil {
 		t.Fatalf("mke2fs: %v\n%s", err, out)
 	}
 	return path
@@ -26,10 +25,13 @@ func mke2fs(t *testing.T, items []item, args ...string) string {
 
 // The reader reads what mke2fs writes as the kernel reads it.
 func TestForeignImages(t *testing.T) {
-	items := append(randomTree(rand.New(rand.NewPCG(7, 7)), 400), directories()...)
+	t.Parallel()
+	items := append(randomTree(rand.New(rand.NewPCG(7, 7)), 250), directoriesOf(0, 1, 130, 600)...)
 	for i := range items { // mke2fs has no room for more
 		items[i].meta.Xattrs = slices.DeleteFunc(items[i].meta.Xattrs, func(x ext4.Xattr) bool { return len(x.Value) > 300 || len(x.Name) > 60 })
 	}
+	ours, _ := write(t, items, testOptions)
+	tree := mount(t, ours)
 	for name, args := range map[string][]string{
 		"defaults":        nil,
 		"bare":            {"-O", "^has_journal,^resize_inode"},
@@ -44,7 +46,8 @@ func TestForeignImages(t *testing.T) {
 		"unsparse backup": {"-O", "^sparse_super,^has_journal,^resize_inode"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			path := mke2fs(t, items, args...)
+			t.Parallel()
+			path := mke2fs(t, tree, args...)
 			im := open(t, path)
 			_, err := im.Verify(t.Context())
 			if strings.Contains(strings.Join(args, ","), "^resize_inode") {
@@ -57,22 +60,23 @@ func TestForeignImages(t *testing.T) {
 				got[p] = readerView(t, im, s)
 				return nil
 			}))
-			want := mounted(t, mount(t, path))
-			differ(t, "reader", want, got)
+			differ(t, "reader", kernel(t, path), got)
 		})
 	}
 }
 
 func TestUnsupportedImages(t *testing.T) {
-	items := []item{file("a", 0o644, "a")}
+	t.Parallel()
+	tree := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(tree, "a"), []byte("a"), 0o644))
 	for name, args := range map[string][]string{
 		"ext2": {"-O", "none"}, "inline": {"-O", "inline_data"}, "bigalloc": {"-O", "bigalloc"}, "meta_bg": {"-O", "meta_bg,^resize_inode"},
 	} {
-		path := mke2fs(t, items, args...)
+		path := mke2fs(t, tree, args...)
 		f, err := os.Open(path)
 		must(t, err)
 		defer f.Close()
-		if _, err := ext4.Open(f, 300<<20); fault.Of(err) != fault.Ext4Unsupported {
+		if _, err := ext4.Open(f, 100<<20); fault.Of(err) != fault.Ext4Unsupported {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 // debugfs prints the hash of each entry of an htree: a second opinion on ours,
 // in the seed and sign of the image.
 func TestHashAgainstDebugfs(t *testing.T) {
+	t.Parallel()
 	items := []item{dir("d")}
 	for i := range 300 {
 		name := strings.Repeat(string([]byte{'a' + byte(i%26)}), i%200) + fmt.Sprint(i)
@@ -40,18 +41,19 @@ func TestHashAgainstDebugfs(t *testing.T) {
 // Two names of one hash, with the border of a leaf between them: the index
 // says that the hash goes on, and the kernel follows.
 func TestHashAcrossLeaves(t *testing.T) {
+	t.Parallel()
 	name := func(i int) string { return fmt.Sprintf("%0245d", i) } // 15 to a leaf
 	type hashed struct {
 		hash uint32
 		i    int
 	}
 	var all []hashed
-	for i := range 400_000 {
+	for i := range 150_000 {
 		all = append(all, hashed{ext4.NameHash(testOptions.HashSeed, name(i)), i})
 	}
 	slices.SortFunc(all, func(a, b hashed) int { return cmp.Compare(a.hash, b.hash) })
-	pairs := 0
-	for k := 14; k+20 < len(all) && pairs < 5; k++ {
+	pairs := 0 // some five are to be expected
+	for k := 14; k+20 < len(all) && pairs < 2; k++ {
 		if all[k].hash != all[k+1].hash {
 			continue
 		}

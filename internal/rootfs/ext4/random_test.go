@@ -96,9 +96,9 @@ func randomMeta(r *rand.Rand, kind uint32) ext4.Meta {
 func randomSparse(r *rand.Rand, p string) item {
 	var segs []ext4.Segment
 	at := int64(0)
-	for range r.IntN(500) {
-		at += int64(r.IntN(20000))
-		n := int64(r.IntN(9000))
+	for range r.IntN(4) * r.IntN(80) {
+		at += int64(r.IntN(7000))
+		n := int64(r.IntN(5000))
 		segs = append(segs, ext4.Segment{Offset: at, Length: n})
 		at += n
 	}
@@ -106,6 +106,7 @@ func randomSparse(r *rand.Rand, p string) item {
 }
 
 func TestRandomTrees(t *testing.T) {
+	t.Parallel()
 	seeds := []uint64{1, 2, 3, 4, 5, 6}
 	if s := os.Getenv("EXT4_SEED"); s != "" {
 		var seed uint64
@@ -116,8 +117,9 @@ func TestRandomTrees(t *testing.T) {
 	}
 	for _, seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 1))
-			items := randomTree(r, 1000)
+			items := randomTree(r, 600)
 			o := testOptions
 			r.Shuffle(16, func(i, j int) { o.HashSeed[i], o.HashSeed[j] = o.HashSeed[j], o.HashSeed[i] })
 			o.ElideZeros = seed%2 == 0

@@ -59,6 +59,7 @@ func refused(t *testing.T, err error, code *fault.Code, says string) {
 }
 
 func TestRefusedEntries(t *testing.T) {
+	t.Parallel()
 	reg := ext4.Meta{Mode: 0o100644}
 	withAttrs := func(mode uint32, list ...ext4.Xattr) ext4.Meta { return ext4.Meta{Mode: mode, Xattrs: list} }
 	long := []ext4.Xattr{}
@@ -126,6 +127,7 @@ func verify(t testing.TB, m *memory) (ext4.Report, error) {
 }
 
 func TestBadACLs(t *testing.T) {
+	t.Parallel()
 	u, g, o := [3]uint32{1, 7, noID}, [3]uint32{4, 7, noID}, [3]uint32{0x20, 7, noID}
 	named, mask := [3]uint32{2, 7, 5}, [3]uint32{0x10, 7, noID}
 	for name, v := range map[string][]byte{
@@ -144,6 +146,7 @@ func TestBadACLs(t *testing.T) {
 // An ACL sets the mode as setxattr(2) does, and is not kept when the mode says
 // it all.
 func TestACLSetsMode(t *testing.T) {
+	t.Parallel()
 	minimal := acl([3]uint32{1, 7, noID}, [3]uint32{4, 5, noID}, [3]uint32{0x20, 1, noID})
 	given := []item{
 		node("minimal", 0o104000, func(m *ext4.Meta) { m.Xattrs = []ext4.Xattr{{Name: "system.posix_acl_access", Value: minimal}} }),
@@ -157,6 +160,7 @@ func TestACLSetsMode(t *testing.T) {
 }
 
 func TestRefusedTrees(t *testing.T) {
+	t.Parallel()
 	reg := ext4.Meta{Mode: 0o100644}
 	w, _ := writer(t)
 	d, err := w.Add(ext4.Root, "d", ext4.Meta{Mode: 0o040755})
@@ -179,6 +183,7 @@ func TestRefusedTrees(t *testing.T) {
 }
 
 func TestRefusedSizes(t *testing.T) {
+	t.Parallel()
 	w, _ := writer(t)
 	seg := func(o, n int64) ext4.Segment { return ext4.Segment{Offset: o, Length: n} }
 	for name, c := range map[string]struct {
@@ -198,6 +203,7 @@ func TestRefusedSizes(t *testing.T) {
 }
 
 func TestRefusedContents(t *testing.T) {
+	t.Parallel()
 	setup := func() (*ext4.Writer, ext4.Data, *ext4.Stream) {
 		w, _ := writer(t)
 		d, err := w.Allot(10, nil)
@@ -250,6 +256,7 @@ type failing struct{ err error }
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
 func TestAfterTheEnd(t *testing.T) {
+	t.Parallel()
 	w, _ := writer(t)
 	_, err := w.Finish()
 	must(t, err)
@@ -260,6 +267,7 @@ func TestAfterTheEnd(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
+	t.Parallel()
 	for _, o := range []ext4.Options{{Label: strings.Repeat("l", 17)}, {SpareBytes: -1}, {SpareBytes: 1 << 50}, {SpareInodes: -1}, {SpareInodes: 1 << 40}} {
 		_, err := ext4.New(&memory{}, o)
 		refused(t, err, fault.InvalidInput, "options")
@@ -267,6 +275,7 @@ func TestBadOptions(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"contents", "metadata"} {
 		w, m := writer(t)
 		d, err := w.Allot(1<<20, nil)
@@ -289,6 +298,7 @@ func TestFullDisk(t *testing.T) {
 
 // The last write of a Stream may happen in Close, and then Finish refuses too.
 func TestFullDiskAtClose(t *testing.T) {
+	t.Parallel()
 	w, m := writer(t)
 	d, err := w.Allot(10, nil)
 	must(t, err)
@@ -303,6 +313,7 @@ func TestFullDiskAtClose(t *testing.T) {
 
 // A file that was there is emptied: nothing of it shines through.
 func TestOldFile(t *testing.T) {
+	t.Parallel()
 	items := []item{file("a", 0o644, "a"), sparseFile("hole", 1<<20)}
 	fresh, _ := write(t, items, testOptions)
 	path := filepath.Join(t.TempDir(), "image")

@@ -1,7 +1,6 @@
 package ext4_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -22,7 +21,8 @@ import (
 type item struct {
 	path string
 	meta ext4.Meta
-	// body makes the contents; segs are what is stored of it.
+	// body makes the contents; segs are what is stored of it. With segs it is an
+	// io.ReaderAt.
 	body func() io.Reader
 	size int64
 	segs []ext4.Segment
@@ -51,18 +51,15 @@ var testOptions = ext4.Options{
 	Time:     time.Unix(1700000000, 0),
 }
 
-// segments is what is read of an item's body: all, or what its segments hold.
+// stored is what is read of an item's body: all, or what its segments hold.
 func (it item) stored() io.Reader {
+	body := it.body()
 	if it.segs == nil {
-		return it.body()
-	}
-	whole, err := io.ReadAll(it.body())
-	if err != nil {
-		panic(err)
+		return body
 	}
 	var parts []io.Reader
 	for _, s := range it.segs {
-		parts = append(parts, bytes.NewReader(whole[s.Offset:s.Offset+s.Length]))
+		parts = append(parts, io.NewSectionReader(body.(io.ReaderAt), s.Offset, s.Length))
 	}
 	return io.MultiReader(parts...)
 }
@@ -88,6 +85,17 @@ func write(t testing.TB, items []item, o ext4.Options) (string, ext4.Layout) {
 	l, err := w.Finish()
 	must(t, err)
 	return path, l
+}
+
+// create starts an image in a new file.
+func create(t testing.TB, path string) *ext4.Writer {
+	t.Helper()
+	f, err := os.Create(path)
+	must(t, err)
+	t.Cleanup(func() { f.Close() })
+	w, err := ext4.New(f, testOptions)
+	must(t, err)
+	return w
 }
 
 func allotAll(t testing.TB, w *ext4.Writer, items []item) []ext4.Data {
@@ -175,16 +183,23 @@ func fsck(t testing.TB, path string) {
 // mount mounts an image read-only for the time of the test.
 func mount(t testing.TB, path string) string {
 	t.Helper()
-	at := t.TempDir()
-	if out, err := run(t, "mount", "-o", "ro,loop", "-t", "ext4", path, at); err != nil {
+	at, end := mountAs(t, path, "ro,loop")
+	t.Cleanup(end)
+	return at
+}
+
+// mountAs mounts an image until end is called.
+func mountAs(t testing.TB, path, options string) (at string, end func()) {
+	t.Helper()
+	at = t.TempDir()
+	if out, err := run(t, "mount", "-o", options, "-t", "ext4", path, at); err != nil {
 		t.Fatalf("mount: %v\n%s", err, out)
 	}
-	t.Cleanup(func() {
+	return at, func() {
 		if out, err := run(t, "umount", at); err != nil {
 			t.Errorf("umount: %v\n%s", err, out)
 		}
-	})
-	return at
+	}
 }
 
 // pattern is n bytes that differ from block to block and never repeat.
