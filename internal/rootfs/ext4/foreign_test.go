@@ -55,12 +55,7 @@ func TestForeignImages(t *testing.T) {
 			} else if fault.Of(err) != fault.Ext4Unsupported { // its block map, or its missing checksums
 				t.Errorf("Verify: %v", err)
 			}
-			got := map[string]view{}
-			must(t, im.Walk(t.Context(), func(p string, s ext4.Stat) error {
-				got[p] = readerView(t, im, s)
-				return nil
-			}))
-			differ(t, "reader", kernel(t, path), got)
+			differ(t, "reader", kernel(t, path), views(t, im))
 		})
 	}
 }

@@ -29,12 +29,7 @@ func read(t testing.TB, path string) map[string]view {
 	im := open(t, path)
 	_, err := im.Verify(t.Context())
 	must(t, err)
-	out := map[string]view{}
-	must(t, im.Walk(t.Context(), func(path string, s ext4.Stat) error {
-		out[path] = readerView(t, im, s)
-		return nil
-	}))
-	return out
+	return views(t, im)
 }
 
 func readerView(t testing.TB, im *ext4.Image, s ext4.Stat) view {

@@ -22,14 +22,15 @@ type Dirent struct {
 // ReadDir calls fn for each name of a directory but "." and "..", in the order
 // of the image. An error of fn ends it and is returned.
 func (im *Image) ReadDir(dir Stat, fn func(Dirent) error) error {
-	return im.readDir(dir, func(_ int64, b []byte, first bool) error {
+	return im.readDir(dir, blockSet{}, func(b []byte, first bool) error {
 		return eachName(dir, b, first, fn)
 	})
 }
 
 // readDir calls fn for each block of a directory that can hold names, after
-// its checksum was compared.
-func (im *Image) readDir(dir Stat, fn func(lblk int64, b []byte, first bool) error) error {
+// its checksum was compared. No block may be in seen: so what a directory says
+// is bounded by what is stored, however large it claims to be.
+func (im *Image) readDir(dir Stat, seen blockSet, fn func(b []byte, first bool) error) error {
 	if !dir.IsDir() {
 		return fault.New(fault.InvalidInput, "inode %d is no directory", dir.Inode)
 	}
@@ -40,21 +41,28 @@ func (im *Image) readDir(dir Stat, fn func(lblk int64, b []byte, first bool) err
 		return damaged("inode %d: a directory of %d bytes", dir.Inode, dir.Size)
 	}
 	b := make([]byte, blockSize)
+	var m mapping
 	for lblk := int64(0); lblk < dir.Size/blockSize; lblk++ {
-		m, err := im.find(dir, lblk)
-		if err != nil {
-			return err
+		if lblk >= m.lblk+m.n {
+			var err error
+			if m, err = im.find(dir, lblk); err != nil {
+				return err
+			}
 		}
 		if m.phys == 0 {
 			return damaged("inode %d: a directory with a hole", dir.Inode)
 		}
-		if err := im.readBlock(m.phys+lblk-m.lblk, b); err != nil {
+		blk := m.phys + lblk - m.lblk
+		if seen.add(blk, 1) >= 0 {
+			return damaged("inode %d: a block of names that belongs to another place too", dir.Inode)
+		}
+		if err := im.readBlock(blk, b); err != nil {
 			return err
 		}
 		if err := im.checkDirBlock(dir, lblk, b); err != nil {
 			return err
 		}
-		if err := fn(lblk, b, lblk == 0); err != nil {
+		if err := fn(b, lblk == 0); err != nil {
 			return err
 		}
 	}
@@ -131,8 +139,9 @@ func eachName(dir Stat, b []byte, first bool, fn func(Dirent) error) error {
 	return nil
 }
 
-// maxPath is the longest path that Walk follows.
-const maxPath = 64 << 10
+// maxPath is the longest path that Walk follows: each entry costs a copy of its
+// own.
+const maxPath = 8 << 10
 
 // Walk calls fn for every entry below the root and for the root itself, which
 // has the path "". A directory comes before what it holds; names of a
@@ -149,20 +158,20 @@ func (im *Image) Walk(ctx context.Context, fn func(path string, s Stat) error) e
 	if !root.IsDir() {
 		return damaged("the root is no directory")
 	}
-	seen := bits32{}
-	budget := im.info.Blocks // of directories; a block has one owner
+	seen, blocks := blockSet{}, blockSet{} // seen are inodes of directories
 	list := func(path string, dir Stat) (level, error) {
-		if seen.has(dir.Inode) {
+		if seen.add(int64(dir.Inode), 1) >= 0 {
 			return level{}, damaged("%.200q: a directory with two names", path)
 		}
-		seen.set(dir.Inode)
-		if budget -= dir.Size / blockSize; budget < 0 {
-			return level{}, damaged("%.200q: directories of more blocks than the image has", path)
-		}
 		l := level{path: path}
-		err := im.ReadDir(dir, func(e Dirent) error {
-			l.names = append(l.names, e)
-			return ctx.Err()
+		err := im.readDir(dir, blocks, func(b []byte, first bool) error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			return eachName(dir, b, first, func(e Dirent) error {
+				l.names = append(l.names, e)
+				return nil
+			})
 		})
 		slices.SortFunc(l.names, func(a, b Dirent) int { return strings.Compare(a.Name, b.Name) })
 		return l, err
@@ -184,7 +193,10 @@ func (im *Image) Walk(ctx context.Context, fn func(path string, s Stat) error) e
 		l.names = l.names[1:]
 		path := strings.TrimPrefix(l.path+"/"+e.Name, "/")
 		if len(path) > maxPath {
-			return damaged("%.64q...: a path of more than %d bytes", path, maxPath)
+			return unsupported("%.200q: a path of more than %d bytes", path, maxPath)
+		}
+		if err := ctx.Err(); err != nil {
+			return err
 		}
 		s, err := im.Stat(e.Inode)
 		if err != nil {

@@ -9,9 +9,10 @@ import (
 // would.
 func (im *Image) Xattrs(s Stat) ([]Xattr, error) {
 	var out []Xattr
+	left := maxXattrTotal
 	if len(s.extra) >= 4 && le.Uint32(s.extra) == xattrMagic {
 		b := s.extra[4:]
-		if err := im.parseXattrs(s, b, b, &out); err != nil {
+		if err := im.parseXattrs(s, b, b, &left, &out); err != nil {
 			return nil, err
 		}
 	}
@@ -20,7 +21,7 @@ func (im *Image) Xattrs(s Stat) ([]Xattr, error) {
 		if err != nil {
 			return nil, err
 		}
-		if err := im.parseXattrs(s, b[32:], b, &out); err != nil {
+		if err := im.parseXattrs(s, b[32:], b, &left, &out); err != nil {
 			return nil, err
 		}
 	}
@@ -88,8 +89,12 @@ func eachXattr(s Stat, b, values []byte, fn func(rawXattr) error) error {
 	return nil
 }
 
-func (im *Image) parseXattrs(s Stat, b, values []byte, out *[]Xattr) error {
+// parseXattrs appends what b holds to out, of values at most left bytes.
+func (im *Image) parseXattrs(s Stat, b, values []byte, left *int, out *[]Xattr) error {
 	return eachXattr(s, b, values, func(x rawXattr) error {
+		if *left -= int(x.size); *left < 0 {
+			return unsupported("inode %d: xattrs of more than %d bytes", s.Inode, maxXattrTotal)
+		}
 		if x.inode != 0 {
 			value, err := im.largeXattr(s, x)
 			if err != nil {

@@ -71,9 +71,20 @@ func write(t testing.TB, items []item, o ext4.Options) (string, ext4.Layout) {
 	f, err := os.Create(path)
 	must(t, err)
 	defer f.Close()
+	l, _ := writeTo(t, f, items, o)
+	return path, l
+}
+
+// writeTo also returns the first block behind the contents.
+func writeTo(t testing.TB, f ext4.File, items []item, o ext4.Options) (l ext4.Layout, end int64) {
+	t.Helper()
 	w, err := ext4.New(f, o)
 	must(t, err)
 	datas := allotAll(t, w, items)
+	end = 128
+	for _, d := range datas {
+		end += d.Blocks()
+	}
 	s := w.Stream()
 	for i, it := range items {
 		if it.body != nil {
@@ -82,9 +93,9 @@ func write(t testing.TB, items []item, o ext4.Options) (string, ext4.Layout) {
 	}
 	must(t, s.Close())
 	addAll(t, w, items, datas)
-	l, err := w.Finish()
+	l, err = w.Finish()
 	must(t, err)
-	return path, l
+	return l, end
 }
 
 // create starts an image in a new file.

@@ -20,10 +20,11 @@ type verifier struct {
 	im     *Image
 	ctx    context.Context //nolint:containedctx // lives as long as one call of Verify
 	report Report
-	owned  map[int64]*[blockSize]byte // by 32768 blocks
+	owned  blockSet
 	inodes map[int64]*[inodePage]inodeState
 	xattrs map[int64]*xattrBlock
 	values map[uint32]uint64 // references to inodes that hold xattr values
+	dirs   []uint32          // inodes of directories, whose names are not yet read
 }
 
 const inodePage = 1024
@@ -58,8 +59,8 @@ func (im *Image) Verify(ctx context.Context) (Report, error) {
 }
 
 func (im *Image) verify(ctx context.Context) (Report, error) {
-	v := &verifier{im: im, ctx: ctx, owned: map[int64]*[blockSize]byte{}, inodes: map[int64]*[inodePage]inodeState{}, xattrs: map[int64]*xattrBlock{}, values: map[uint32]uint64{}}
-	for _, step := range []func() error{v.tables, v.allInodes, v.links, v.sharing, v.blockMaps} {
+	v := &verifier{im: im, ctx: ctx, owned: blockSet{}, inodes: map[int64]*[inodePage]inodeState{}, xattrs: map[int64]*xattrBlock{}, values: map[uint32]uint64{}}
+	for _, step := range []func() error{v.tables, v.allInodes, v.directories, v.links, v.sharing, v.blockMaps} {
 		if err := step(); err != nil {
 			return Report{}, err
 		}
@@ -72,26 +73,20 @@ func (v *verifier) claim(blk, n int64) error {
 	if !v.im.inside(blk, n) && blk != 0 {
 		return damaged("blocks %d to %d lie outside of the image", blk, blk+n)
 	}
-	for ; n > 0; n-- {
-		page := v.owned[blk/maxGroupBits]
-		if page == nil {
-			page = new([blockSize]byte)
-			v.owned[blk/maxGroupBits] = page
-		}
-		bit := blk % maxGroupBits
-		if page[bit/8]>>(bit%8)&1 == 1 {
-			return damaged("block %d has two owners", blk)
-		}
-		page[bit/8] |= 1 << (bit % 8)
-		v.report.UsedBlocks++
-		blk++
+	if taken := v.owned.add(blk, n); taken >= 0 {
+		return damaged("block %d has two owners", taken)
 	}
+	v.report.UsedBlocks += n
 	return nil
 }
 
-func (v *verifier) owns(blk int64) bool {
-	page := v.owned[blk/maxGroupBits]
-	return page != nil && page[blk%maxGroupBits/8]>>(blk%8)&1 == 1
+// known returns the state of an inode that is in use, nil for any other.
+func (v *verifier) known(ino uint32) *inodeState {
+	page := v.inodes[int64(ino)/inodePage]
+	if page == nil || !page[int64(ino)%inodePage].used {
+		return nil
+	}
+	return &page[int64(ino)%inodePage]
 }
 
 func (v *verifier) inode(ino uint32) *inodeState {
@@ -215,7 +210,8 @@ func (v *verifier) oneInode(ino uint32) error {
 	}
 	switch s.Mode & modeType {
 	case modeDir:
-		return v.directory(s)
+		v.report.Directories++
+		v.dirs = append(v.dirs, ino)
 	case modeSymlink:
 		_, err = v.im.Target(s)
 	case modeRegular, modeChar, modeBlock, modeFIFO, modeSocket:
@@ -318,25 +314,40 @@ func (v *verifier) value(s Stat, blocks *int64) func(rawXattr) error {
 	}
 }
 
+// directories reads the names of all directories. Every inode is known by now,
+// so a name that leads to none in use costs no memory.
+func (v *verifier) directories() error {
+	for _, ino := range v.dirs {
+		s, err := v.im.Stat(ino)
+		if err != nil {
+			return err
+		}
+		if err := v.directory(s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (v *verifier) directory(s Stat) error {
-	v.report.Directories++
-	return v.im.readDir(s, func(_ int64, b []byte, first bool) error {
+	return v.im.readDir(s, blockSet{}, func(b []byte, first bool) error {
 		if err := v.ctx.Err(); err != nil {
 			return err
 		}
 		if first {
 			up := le.Uint32(b[12:])
-			if up < 1 || int64(up) > v.im.info.Inodes {
+			above := v.known(up)
+			if above == nil {
 				return damaged("inode %d: its .. leads to inode %d", s.Inode, up)
 			}
-			v.inode(up).names++
+			above.names++
 			v.inode(s.Inode).names++
 		}
 		return eachName(s, b, first, func(e Dirent) error {
-			if int64(e.Inode) > v.im.info.Inodes {
-				return damaged("inode %d: the name %.200q leads to inode %d", s.Inode, e.Name, e.Inode)
+			st := v.known(e.Inode)
+			if st == nil {
+				return damaged("inode %d: the name %.200q leads to inode %d, which is free", s.Inode, e.Name, e.Inode)
 			}
-			st := v.inode(e.Inode)
 			if st.kind != 0 && st.kind != e.Type || e.Type == 2 && st.kind != 0 {
 				return damaged("inode %d: its names do not agree, or it is a directory with two", e.Inode)
 			}
@@ -354,9 +365,6 @@ func (v *verifier) links() error {
 		for i := range page {
 			st, ino := &page[i], at*inodePage+int64(i)
 			if !st.used {
-				if st.names != 0 || st.kind != 0 {
-					return damaged("inode %d: it has a name but is free", ino)
-				}
 				continue
 			}
 			if err := st.checkLinks(ino, v.values[uint32(ino)]); err != nil {
@@ -413,7 +421,7 @@ func (v *verifier) blockMaps() error {
 		from, n := int64(g)*im.info.GroupBlocks, int64(0)
 		for i := range im.info.GroupBlocks {
 			blk := from + i
-			used := blk >= im.info.Blocks || v.owns(blk)
+			used := blk >= im.info.Blocks || v.owned.has(blk)
 			if marked := bitmap[i/8]>>(i%8)&1 == 1; !grp.blockUninit && marked != used {
 				return damaged("block %d: the bitmap says that it is in use: %t", blk, marked)
 			}

@@ -23,6 +23,7 @@ const (
 	xattrMagic    = 0xEA020000
 	xattrShare    = 1024    // inodes that may share a block
 	maxXattrValue = 1 << 16 // what Linux lets anyone set or read
+	maxXattrTotal = 1 << 20 // of an inode: its values may share inodes, so a block could stand for 16 MiB
 	bodyXattrs    = inodeSize - 128 - extraIsize - 4
 	blockXattrs   = blockSize - 32
 )
@@ -129,8 +130,11 @@ const (
 // intern returns the number of the set + 1, 0 for none, and the mode that an
 // access ACL leaves. Only a set that is new is copied.
 func (x *xattrSets) intern(name string, mode uint16, list []Xattr) (uint32, uint16, error) {
-	attrs := x.list[:0]
+	attrs, total := x.list[:0], 0
 	for _, a := range list {
+		if total += len(a.Value); total > maxXattrTotal {
+			return 0, 0, fault.New(fault.ImageUnfit, "%.200q: xattrs of more than %d bytes", name, maxXattrTotal)
+		}
 		at, ok, err := storedAttr(name, &mode, a)
 		if err != nil {
 			return 0, 0, err
