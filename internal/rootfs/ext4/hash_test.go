@@ -24,7 +24,7 @@ func TestHashAgainstDebugfs(t *testing.T) {
 		items = append(items, file("d/"+name, 0o644, ""))
 	}
 	path, _ := write(t, items, testOptions)
-	out, err := run(t, "debugfs", "-R", "htree_dump /d", path)
+	out, err := run(t, tool("debugfs"), "-R", "htree_dump /d", path)
 	must(t, err)
 	found := 0
 	for _, m := range regexp.MustCompile(`0x([0-9a-f]+)-[0-9a-f]+ \(\d+\) (\S+)`).FindAllStringSubmatch(out, -1) {

@@ -172,14 +172,23 @@ func run(t testing.TB, name string, args ...string) (string, error) {
 // quiet is what e2fsck prints about an image in which it finds nothing.
 var quiet = regexp.MustCompile(`^(e2fsck \d.*|Pass \d[A-Z]?: .*|[^ ]+: \d+/\d+ files \(.*\), \d+/\d+ blocks|)$`)
 
-// fsck lets e2fsck look for anything to complain about. FSCK names another
-// e2fsck than the system's.
+// tool is a program of e2fsprogs: the system's, or that of the directory which
+// E2FSPROGS names.
+func tool(name string) string {
+	if dir := os.Getenv("E2FSPROGS"); dir != "" {
+		return filepath.Join(dir, name)
+	}
+	return name
+}
+
+// fsck lets e2fsck look for anything to complain about.
 func fsck(t testing.TB, path string) {
 	t.Helper()
-	prog := os.Getenv("FSCK")
-	if prog == "" {
-		prog = "e2fsck"
-	}
+	fsckBy(t, tool("e2fsck"), path)
+}
+
+func fsckBy(t testing.TB, prog, path string) {
+	t.Helper()
 	out, err := run(t, prog, "-fn", path)
 	if err != nil {
 		t.Fatalf("e2fsck -fn: %v\n%s", err, out)
