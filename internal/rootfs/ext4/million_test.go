@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/paddock-dev/paddock/internal/rootfs/ext4"
+	"github.com/paddock-dev/paddock/test/backports"
 )
 
 // The largest image is written and verified in processes of their own, so that
@@ -182,6 +183,7 @@ func TestMillion(t *testing.T) {
 		}
 	}
 	fsck(t, path)
+	fsckBy(t, filepath.Join(backports.E2fsprogs(t), "e2fsck"), path)
 	// The kernel lists all, and finds by their hash those that are asked for.
 	at := mount(t, path)
 	list, err := os.ReadDir(filepath.Join(at, "crowd"))
