@@ -35,7 +35,8 @@ func (im *Image) Contents(s Stat) (*Contents, error) {
 // Size is the size of the file.
 func (c *Contents) Size() int64 { return c.s.Size }
 
-// Reader reads the file from its start.
+// Reader reads the file from its start, with its holes: a small image may hold
+// a file of 16 TiB. Extents says what is stored.
 func (c *Contents) Reader() io.Reader { return io.NewSectionReader(c, 0, c.s.Size) }
 
 // ReadAt is io.ReaderAt. Holes read as zeros.

@@ -136,8 +136,9 @@ func (t *tree) putDir(n Node, w *Writer, work *[]leaf, out *sink) error {
 func (t *tree) putLeaf(b []byte, at int, head, end uint32) {
 	for i := head; i != end; {
 		d := t.dirents.at(int(i - 1))
-		name, size := t.nameOf(d), 0
-		if size = direntLen(len(name)); d.next == end {
+		name := t.nameOf(d)
+		size := direntLen(len(name))
+		if d.next == end {
 			size = blockSize - dirTailLen - at
 		}
 		putDirent(b[at:], inodeNumber(d.node), size, name, direntType(t.node(d.node).mode))

@@ -65,6 +65,11 @@
 //
 // # Memory
 //
-// About 100 bytes an entry and its name; one buffer a Stream; the largest
-// directory's sort keys; equal xattr sets once.
+// A writer keeps about 100 bytes an entry and its name; one buffer a Stream;
+// the largest directory's sort keys; equal xattr sets once. What only few
+// entries can have is bounded: long symlink targets and distinct xattrs take at
+// most 32 MiB beside 352 bytes a name, maps of holes 12 MiB beside 40 bytes a
+// file; more is refused with fault.TooMuchMetadata. Runs of zeros that
+// ElideZeros finds take 8 bytes for 32 KiB or more. A reader keeps what is
+// stored, never what an image only claims to have.
 package ext4

@@ -18,12 +18,12 @@ type dump struct {
 }
 
 type dumpedGroup struct {
-	first, last                              int64
-	flags                                    string
-	blockMap, inodeMap, table, tableEnd      int64
-	freeBlocks, freeInodes, dirs, unused     int64
-	listedFreeBlocks                         int64 // as its bitmap says
-	hasSuper, blockMapSum, inodeMapSum, csum bool
+	first, last                          int64
+	flags                                string
+	blockMap, inodeMap, table, tableEnd  int64
+	freeBlocks, freeInodes, dirs, unused int64
+	listedFreeBlocks                     int64 // as its bitmap says
+	hasSuper, blockMapSum, inodeMapSum   bool
 }
 
 var (

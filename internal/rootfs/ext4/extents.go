@@ -55,7 +55,7 @@ func putExtents(root []byte, seed uint32, exts []extent, nodes []uint32, out *si
 			to := min(from+blockExtents, count)
 			var b [blockSize]byte
 			putExtentHeader(b[:], to-from, blockExtents, depth)
-			first := uint32(0)
+			var first uint32
 			if depth == 0 {
 				first = exts[from].lblk
 				putLeafExtents(b[extentLen:], exts[from:to])

@@ -246,25 +246,35 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// FuzzInode makes the first inode of the root anew, and a block that it may
-// lead to: names, extents or xattrs.
+// FuzzInode puts another inode in the place of the root's first, and into a
+// block of its own what that leads to: names, extents or xattrs. Then it
+// changes bytes of both.
 func FuzzInode(f *testing.F) {
-	t := attacked(f)
-	im, err := ext4.Open(bytes.NewReader(t.checked), int64(len(t.checked)))
+	target := attacked(f)
+	im, err := ext4.Open(bytes.NewReader(target.checked), int64(len(target.checked)))
 	must(f, err)
-	for _, path := range []string{"file", "dir", "many", "slow", "inline", "block", "large", "acl", "sparse"} {
+	var kinds [][]byte
+	for i, path := range []string{"file", "dir", "many", "slow", "inline", "block", "large", "acl", "sparse"} {
 		s, err := im.Lookup(path)
 		must(f, err)
-		record := bytes.Clone(t.checked[t.recordAt(s.Inode):][:256])
-		f.Add(record, t.led(record))
+		record := bytes.Clone(target.checked[target.recordAt(s.Inode):][:256])
+		kinds = append(kinds, append(record, target.led(record)...))
+		f.Add(byte(i), []byte{0, 0, 0, 0x1F, 0xED, 1, 0, 4, 0, 0, 0, 0, 0})
 	}
 	s, err := im.Lookup("file")
 	must(f, err)
-	at := t.recordAt(s.Inode)
-	f.Fuzz(func(t *testing.T, record, block []byte) {
-		a := &attack{t: t, image: attacked(t).unchecked, over: map[int64][]byte{}}
-		copy(a.block(at / 4096)[at%4096:][:256], record)
-		copy(a.block(attacked(t).spare), block)
+	at := target.recordAt(s.Inode)
+	f.Fuzz(func(t *testing.T, kind byte, program []byte) {
+		a := &attack{t: t, image: target.unchecked, over: map[int64][]byte{}}
+		both := make([]byte, 256+4096)
+		copy(both, kinds[int(kind)%len(kinds)])
+		for len(program) > 3 {
+			from, n := (int(program[0])<<8|int(program[1]))%len(both), min(int(program[2])%16+1, len(program)-3)
+			copy(both[from:], program[3:3+n])
+			program = program[3+n:]
+		}
+		copy(a.block(at / 4096)[at%4096:][:256], both)
+		copy(a.block(target.spare), both[256:])
 		explore(t, a, s.Inode)
 	})
 }
@@ -274,8 +284,8 @@ func (t *target) recordAt(ino uint32) int64 {
 	return int64(binary.LittleEndian.Uint32(t.checked[4096+8:]))*4096 + int64(ino-1)*256
 }
 
-// led returns the block that an inode leads to, and lets it lead to the spare
-// one instead.
+// led returns the block that an inode leads to, and lets the inode lead to the
+// spare one instead.
 func (t *target) led(record []byte) []byte {
 	le, at := binary.LittleEndian, 0x68 // the xattr block
 	if le.Uint32(record[at:]) == 0 {

@@ -12,8 +12,9 @@ import (
 
 // Image reads an ext4 image: ours, and others with 4 KiB blocks and extents
 // that no journal has to repair. It trusts nothing in it: what it reads is
-// checked, what it keeps is bounded by the size of the image, and each answer
-// costs a bounded number of reads. Its methods are safe for concurrent use.
+// checked, what it keeps is bounded by what is stored in the image, and each
+// answer costs a bounded number of reads. Its methods are safe for concurrent
+// use.
 //
 // They answer fault.Ext4Damaged for what breaks the format or a checksum, and
 // fault.Ext4Unsupported for features that it does not read.

@@ -119,12 +119,12 @@ func writeMany(path string) error {
 			dirs[dir] = n
 		}
 		m := ext4.Meta{Mode: 0o100644, Mtime: noon, UID: uint32(i)}
-		switch {
-		case i%50 == 1:
+		switch i % 50 {
+		case 1:
 			return w.Link(dirs[dir], name, last)
-		case i%50 == 2:
+		case 2:
 			m.Mode, m.Target = 0o120777, "target of "+name
-		case i%50 == 3:
+		case 3:
 			m.Xattrs = []ext4.Xattr{attr("user.some", fmt.Sprint(i%7))}
 		default:
 			text := content(i)

@@ -6,7 +6,7 @@ import (
 )
 
 // Xattrs returns the extended attributes of an inode, by name, as getxattr(2)
-// would.
+// would. It answers fault.Ext4Unsupported for more than 1 MiB of values.
 func (im *Image) Xattrs(s Stat) ([]Xattr, error) {
 	var out []Xattr
 	left := maxXattrTotal

@@ -76,8 +76,9 @@ func (b bits32) has(i uint32) bool { return int(i/64) < len(b) && b[i/64]>>(i%64
 // before. Without segments every byte is stored; with them only these are, and
 // the rest are holes (an empty list that is not nil: one hole). Segments may
 // touch but not overlap or go backwards. It answers fault.InvalidInput for a
-// bad size or segments and fault.ImageUnfit for more than ext4 holds. Calls
-// must come in one fixed order.
+// bad size or segments, fault.ImageUnfit for more than ext4 holds, and
+// fault.TooMuchMetadata for more segments than a writer keeps. Calls must come
+// in one fixed order.
 func (w *Writer) Allot(size int64, segments []Segment) (Data, error) {
 	if size < 0 {
 		return Data{}, fault.New(fault.InvalidInput, "a file of %d bytes", size)

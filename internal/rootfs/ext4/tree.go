@@ -83,8 +83,9 @@ func (t *tree) start(at time.Time) {
 }
 
 // Add puts a new inode under the name into the directory parent. It answers
-// fault.InvalidInput for a bad name, parent or meta, and fault.ImageUnfit for
-// what ext4 cannot hold. A name given twice is found by Layout.
+// fault.InvalidInput for a bad name, parent or meta, fault.ImageUnfit for what
+// ext4 cannot hold, and fault.TooMuchMetadata for more than a writer keeps. A
+// name given twice is found by Layout.
 func (w *Writer) Add(parent Node, name string, m Meta) (Node, error) {
 	if err := w.mayGrow(parent, name); err != nil {
 		return 0, err
