@@ -1,6 +1,7 @@
 package tarfile
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,8 @@ const (
 	// maxSize is above every file and low enough to add some sizes up.
 	maxSize = 1 << 60
 )
+
+var zeros [skipBuffer]byte
 
 // Reader reads one archive. It is for one goroutine. After an error other than
 // io.EOF every call returns that error.
@@ -78,10 +81,12 @@ func (r *Reader) Read(p []byte) (int, error) {
 	if int64(len(p)) > r.left {
 		p = p[:r.left]
 	}
-	n, err := r.r.Read(p)
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := r.read(p)
 	r.left -= int64(n)
-	r.pos += int64(n)
-	if err != nil && (n == 0 && len(p) > 0 || !atEnd(err)) {
+	if err != nil && (n == 0 || !atEnd(err)) {
 		r.err = r.blame(r.broken(err))
 		return n, r.err
 	}
@@ -104,10 +109,9 @@ func (r *Reader) Finish() error {
 	b := r.skipBuffer()
 	for from := r.pos; ; {
 		n, err := r.read(b)
-		for i, c := range b[:n] {
-			if c != 0 {
-				return fault.New(fault.LayerTrailing, "the archive ends at byte %d and more than zeros follows at byte %d", from, r.pos-int64(n-i))
-			}
+		if !bytes.Equal(b[:n], zeros[:n]) {
+			at := r.pos - int64(len(bytes.TrimLeft(b[:n], "\x00")))
+			return fault.New(fault.LayerTrailing, "the archive ends at byte %d and more than zeros follows at byte %d", from, at)
 		}
 		if r.pos-from > maxPadding {
 			return fault.New(fault.LayerTrailing, "the archive ends at byte %d and more than %d zero bytes follow", from, maxPadding)
