@@ -86,6 +86,9 @@ func (r *Reader) numbers(h *header, e *Entry) error {
 		return err
 	}
 	if e.Type == CharDevice || e.Type == BlockDevice {
+		if !h.posix() && !h.gnu() {
+			return flawed(fault.LayerArchive, "a %s in the format V7, which has no device numbers", e.Type)
+		}
 		if e.Major, err = id("major number", h.major(), rec.has(hasMajor), rec.major); err != nil {
 			return err
 		}

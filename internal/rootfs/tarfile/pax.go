@@ -145,7 +145,7 @@ func record(data []byte) (key, value []byte, length int) {
 		return nil, nil, 0
 	}
 	key, value, found := bytes.Cut(data[i+1:n-1], []byte{'='})
-	if !found || len(key) == 0 || bytes.IndexByte(key, 0) >= 0 {
+	if !found || len(key) == 0 {
 		return nil, nil, 0
 	}
 	return key, value, n
@@ -162,6 +162,9 @@ func (rec *records) take(key, value []byte, global bool, l *Limits) error {
 		return rec.time(value)
 	}
 	used, err := rec.own(key, value, l)
+	if !used && bytes.IndexByte(key, 0) >= 0 {
+		return flawed(fault.LayerArchive, "a PAX record with a NUL in its key: %.200q", key)
+	}
 	if used && global {
 		return flawed(fault.LayerArchive, "a global header before it has a record that is one entry's own: %.200q", key)
 	}
