@@ -27,6 +27,7 @@
 //     ends, at most in the padding behind it. One zero block and the end is an
 //     end too; one zero block and an entry is refused.
 //   - A name of nothing but slashes is the root, as "." is; builders write it.
+//   - A device in a V7 header is refused: the format has no device numbers.
 //   - A number may be followed by anything behind a NUL, and by spaces.
 //   - The access and change times of a GNU header are not used, but what is no
 //     number there is refused: old writers put half of a name into them.
@@ -36,9 +37,11 @@
 //
 // Used are path, linkpath, size, uid, gid, mtime, GNU.sparse.*, SCHILY.xattr.*,
 // LIBARCHIVE.xattr.* and SCHILY.devmajor and devminor; others are skipped.
-// Of two records of one key the last one counts, and an empty one takes an
-// earlier one back. Two extended headers before one entry, two long names, a
-// long name beside a path, and an extended header before the end are refused.
+// Seconds before 1970 are read as everybody but bsdtar writes them: -1.5 is one
+// and a half seconds before. Of two records of one key the last one counts, and
+// an empty one takes an earlier one back. Two extended headers before one entry,
+// two long names, a long name beside a path, and an extended header before the
+// end are refused.
 //
 // A global header gives uid, gid and mtime to the entries behind it. Global
 // records of what is an entry's own (path, linkpath, size, GNU.sparse.*, extended
@@ -49,4 +52,10 @@
 // both forms counts once if the values are equal. POSIX ACLs as text
 // (SCHILY.acl), SELinux labels of RHT.security.selinux and file flags are
 // skipped, as image unpackers do.
+//
+// # Memory
+//
+// An Entry, its name and target; 16 bytes a segment of a sparse file; copies of
+// its extended attributes. The Reader keeps the extended headers of one entry
+// and, if contents are left unread, one buffer of 32 KiB.
 package tarfile

@@ -192,7 +192,7 @@ func (rec *records) own(key, value []byte, l *Limits) (used bool, err error) {
 		return true, rec.libarchive(name, value, l)
 	}
 	if name, ok := bytes.CutPrefix(key, []byte("GNU.sparse.")); ok {
-		return true, rec.gnu.take(name, value, l)
+		return true, rec.gnu.take(name, value)
 	}
 	return false, nil
 }

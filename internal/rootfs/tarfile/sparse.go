@@ -24,7 +24,7 @@ type optional struct {
 }
 
 // take uses one record, whose key is GNU.sparse. and name.
-func (g *gnuRecords) take(name, value []byte, l *Limits) error {
+func (g *gnuRecords) take(name, value []byte) error {
 	g.seen = true
 	switch string(name) {
 	case "name":
@@ -42,7 +42,7 @@ func (g *gnuRecords) take(name, value []byte, l *Limits) error {
 	case "numblocks":
 		return g.blocks.set(name, value)
 	case "offset", "numbytes":
-		return g.half(name, value, l)
+		return g.half(name, value)
 	}
 	return nil
 }
@@ -56,7 +56,7 @@ func (o *optional) set(name, value []byte) error {
 }
 
 // half takes an offset, or the length that follows it.
-func (g *gnuRecords) half(name, value []byte, l *Limits) error {
+func (g *gnuRecords) half(name, value []byte) error {
 	n, ok := decimal(value)
 	if !ok || g.begun != (string(name) == "numbytes") {
 		return flawed(fault.LayerArchive, "its PAX record GNU.sparse.%s is no number, or at the wrong place: %.60q", name, value)
@@ -65,20 +65,13 @@ func (g *gnuRecords) half(name, value []byte, l *Limits) error {
 		g.offset = n
 		return nil
 	}
-	if len(g.pairs) == l.Segments {
-		return tooManySegments(l)
-	}
 	g.pairs = append(g.pairs, Segment{g.offset, n})
 	return nil
 }
 
-func tooManySegments(l *Limits) error {
-	return flawed(fault.LayerArchive, "its sparse map has more than %d ranges", l.Segments)
-}
-
 // sparseMap gathers the ranges of a file.
 type sparseMap struct {
-	limits *Limits
+	limit  int
 	size   int64 // of the file
 	end    int64 // of the last range
 	stored int64
@@ -89,10 +82,10 @@ type sparseMap struct {
 // add takes the next range. Empty ones are left out, and one that touches the
 // last one is made a part of it.
 func (m *sparseMap) add(offset, length int64) error {
-	if m.count++; m.count > m.limits.Segments {
-		return tooManySegments(m.limits)
+	if m.count++; m.count > m.limit {
+		return flawed(fault.LayerArchive, "its sparse map has more than %d ranges", m.limit)
 	}
-	if offset < m.end || length < 0 || offset > m.size || length > m.size-offset {
+	if offset < m.end || length < 0 || length > m.size-offset {
 		return flawed(fault.LayerArchive, "its sparse map has %d bytes at %d behind a range that ends at %d, in a file of %d", length, offset, m.end, m.size)
 	}
 	if last := len(m.list) - 1; length > 0 && last >= 0 && offset == m.end {
@@ -114,7 +107,7 @@ func (r *Reader) sparse(h *header, e *Entry) error {
 	if e.Type != Regular || old && (g.seen || !h.gnu()) {
 		return flawed(fault.LayerArchive, "a sparse map where none can be: %s, typeflag %q", e.Type, h.typeflag())
 	}
-	m := sparseMap{limits: &r.limits, list: []Segment{}}
+	m := sparseMap{limit: r.limits.Segments, list: []Segment{}}
 	if err := r.readMap(h, &m); err != nil {
 		return err
 	}
@@ -190,9 +183,6 @@ func (r *Reader) storedMap(m *sparseMap) error {
 	count, err := l.number()
 	if err != nil {
 		return err
-	}
-	if count > int64(r.limits.Segments) {
-		return tooManySegments(&r.limits)
 	}
 	for range count {
 		offset, err := l.number()
