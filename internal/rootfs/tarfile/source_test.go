@@ -88,6 +88,9 @@ func TestCutAnywhere(t *testing.T) {
 		}
 	}
 	for cut := range archive {
+		if in := cut % 512; in > 4 && in < 508 && cut%11 != 0 {
+			continue // it is as its neighbours are
+		}
 		_, err := readAll(bytes.NewReader(archive[:cut]), tarfile.Limits{})
 		_, skipped := skipAll(archive[:cut])
 		if fine[cut] {

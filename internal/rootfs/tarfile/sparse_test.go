@@ -49,6 +49,8 @@ func TestRefusedSparse(t *testing.T) {
 		"old, early end":          {oldSparse("12", 100, ranges(0, 1), ranges(2, 1)), fault.LayerArchive, "behind its end"},
 		"old, empty block":        {oldSparse("1234", 100, ranges(0, 1, 2, 1, 4, 1, 6, 1), "", ""), fault.LayerArchive, "behind its end"},
 		"old, real size":          {oldSparse("", -1, ""), fault.LayerArchive, "its real size"},
+		"old, negative size":      {block("a", 'S', gnu, at(483, strings.Repeat("\xFF", 12))), fault.LayerArchive, "its real size"},
+		"old, absurd size":        {block("a", 'S', gnu, at(483, binary(12, 0x10, 0, 0, 0, 0, 0, 0, 1))), fault.LayerArchive, "its real size"},
 		"old, not gnu":            {entry("a", 'S', ""), fault.LayerArchive, "where none can be"},
 		"old and PAX":             {join(sparse10(), old("")), fault.LayerArchive, "where none can be"},
 		"of a directory":          {join(sparse01("0", ""), entry("a", '5', "")), fault.LayerArchive, "where none can be: directory"},
