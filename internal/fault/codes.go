@@ -43,6 +43,7 @@ var (
 	LayerMedia        = code("layer_media_type", Invalid, 0, "a layer has an unknown media type or compression", "rebuild the image with tar layers, plain or compressed by gzip or zstd")
 	LayerWindow       = code("layer_window", Invalid, 0, "a layer's compression asks for more memory than is given", "compress the layer with a smaller window")
 	LayerDigest       = code("layer_digest", Invalid, 0, "a layer's bytes are not those that manifest or config name", "push the image again; if it stays so, its registry is damaged")
+	LayerDamaged      = code("layer_damaged", Unavailable, 0, "a layer in the cache was not what it was when it was stored, and was thrown out", "try again; if it stays so, check the disk of the layer cache")
 	LayerTrailing     = code("layer_trailing_bytes", Invalid, 0, "a layer holds bytes after its end", "rebuild the layer")
 	LayerArchive      = code("layer_archive", Invalid, 0, "a layer is no well-formed tar archive", "rebuild the layer")
 	LayerPath         = code("layer_path", Invalid, 0, "an entry's name is absolute, climbs out, holds a NUL, is too long or too deep", "rebuild the layer without the entry that the message names")
