@@ -124,11 +124,11 @@ func (d *decompressed) blame(err error) error {
 		return d.in.err
 	}
 	switch {
-	case errors.Is(err, fault.LayerMedia), errors.Is(err, fault.LayerTrailing), errors.Is(err, fault.LayerWindow):
+	case errors.Is(err, fault.LayerMedia), errors.Is(err, fault.LayerTrailing), errors.Is(err, fault.LayerWindow), errors.Is(err, fault.LayerArchive):
 	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		err = fault.Wrap(fault.LayerWindow, err, "the limit is %d bytes", d.limits.Window)
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		err = fault.New(fault.LayerArchive, "its compressed bytes end in the middle")
+		err = errCutShort
 	default:
 		err = fault.Wrap(fault.LayerArchive, err, "its compressed bytes are damaged")
 	}

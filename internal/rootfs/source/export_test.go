@@ -13,3 +13,39 @@ func Hurry(idle time.Duration) (undo func()) {
 // Idle returns when a registry that is asked for a byte would have been silent
 // for too long.
 func Idle() { <-time.After(3 * idleTime / 2) }
+
+// Filled returns the limits with defaults.
+func (l Limits) Filled() Limits { return l.filled() }
+
+// ReadManifest reads a manifest or an index, and returns all digests in it.
+func ReadManifest(b []byte, served string) (kind string, digests []string, err error) {
+	m, ix, err := readDocument(document{bytes: b, mediaType: servedType(served)}, Limits{}.filled())
+	switch {
+	case err != nil:
+		return "", nil, err
+	case m != nil:
+		kind, digests = "manifest", []string{m.config.digest}
+		for _, l := range m.layers {
+			digests = append(digests, l.digest)
+		}
+	case ix != nil:
+		kind = "index"
+		for _, e := range ix.entries {
+			digests = append(digests, e.digest)
+		}
+		_, _, _, _ = ix.sort(platform{os: "linux", arch: "arm", variant: "v7"})
+	}
+	return kind, digests, nil
+}
+
+// ReadConfig reads an image's config.
+func ReadConfig(b []byte) (Config, []string, error) {
+	c, err := readConfig(b, Limits{}.filled())
+	return c.Config, c.diffIDs, err
+}
+
+// ReadSaved reads the manifest of a docker archive.
+func ReadSaved(b []byte) error {
+	_, err := readSaved(b, Limits{}.filled())
+	return err
+}

@@ -30,6 +30,10 @@ const (
 	atSum
 )
 
+// errCutShort is not io.ErrUnexpectedEOF, which the decoder takes for the end
+// where a frame might begin.
+var errCutShort = fault.New(fault.LayerArchive, "its compressed bytes end in the middle")
+
 const (
 	frameHeader = 18 // bytes at most: magic, descriptor, window, dictionary, size
 	blockHeader = 3
@@ -45,7 +49,7 @@ func (f *frames) Read(p []byte) (int, error) {
 	n, err := f.from.Read(p[:min(len(p), f.section)])
 	f.section -= n
 	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF // a section was promised
+		err = errCutShort // a section was promised
 	}
 	return n, err
 }
@@ -76,7 +80,7 @@ func (f *frames) frame() error {
 	case len(b) < 4 || !isFrame(b[:4]):
 		return fault.New(fault.LayerTrailing, "bytes follow its zstd stream")
 	case len(b) < 6:
-		return io.ErrUnexpectedEOF
+		return errCutShort
 	}
 	head := b[4]
 	single := head&(1<<5) != 0
@@ -91,7 +95,7 @@ func (f *frames) frame() error {
 		n++
 	}
 	if len(b) < n+dictionary+size {
-		return io.ErrUnexpectedEOF
+		return errCutShort
 	}
 	if dictionary > 0 && number(b[n:n+dictionary]) != 0 {
 		return fault.New(fault.LayerMedia, "its zstd stream needs a dictionary")
@@ -121,14 +125,14 @@ func (f *frames) skip() error {
 	b, err := f.from.Peek(8)
 	if len(b) < 8 {
 		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
+			err = errCutShort
 		}
 		return err
 	}
 	n := int64(8) + int64(binary.LittleEndian.Uint32(b[4:]))
 	_, err = io.CopyN(io.Discard, f.from, n)
 	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
+		err = errCutShort
 	}
 	return err
 }
@@ -137,7 +141,7 @@ func (f *frames) block() error {
 	b, err := f.from.Peek(blockHeader)
 	if len(b) < blockHeader {
 		if errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
+			err = errCutShort
 		}
 		return err
 	}
