@@ -101,7 +101,7 @@ func (d *decompressed) Read(p []byte) (n int, err error) {
 		case err != nil:
 			d.err = d.blame(err)
 		case d.tooMuch():
-			d.err = fault.New(fault.TooCompressed, "%d of its bytes have become %d, more than %d times as many", d.used(), d.out, d.limits.Ratio)
+			d.err = fault.New(fault.TooCompressed, "%d of its bytes have become %d: more than %d times as many, which is the ratio limit", d.used(), d.out, d.limits.Ratio)
 		}
 	}
 	if n > 0 && errors.Is(d.err, io.EOF) {

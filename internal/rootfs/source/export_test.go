@@ -1,6 +1,10 @@
 package source
 
-import "time"
+import (
+	"context"
+	"net/netip"
+	"time"
+)
 
 // Hurry makes waiting short until the returned function is called: between
 // tries, and for a silent registry as it is given.
@@ -49,3 +53,17 @@ func ReadSaved(b []byte) error {
 	_, err := readSaved(b, Limits{}.filled())
 	return err
 }
+
+// Dial connects as a registry's guard does, when requests went by a proxy.
+func Dial(ctx context.Context, registry, proxy, address string) error {
+	g := newGuard(registry, nil)
+	g.proxies[hostOf(proxy)] = true
+	c, err := g.dial(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// IsPrivate tells whether an address is not of the world.
+func IsPrivate(ip netip.Addr) bool { return isPrivate(ip) }

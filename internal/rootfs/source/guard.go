@@ -36,16 +36,17 @@ func (e *plainError) Error() string { return "plain HTTP to " + e.host + ", whic
 // A registry's own host may be anywhere: the reference names it, and where it
 // is not listed its certificate must be right.
 type guard struct {
-	own    string // the registry's host, without a port
-	listed []string
-	next   *http.Transport
+	registry string // host, or host:port
+	own      string // its host
+	listed   []string
+	next     *http.Transport
 
 	mu      sync.Mutex
 	proxies map[string]bool // which the operator chose, so they may be anywhere
 }
 
 func newGuard(registry string, listed []string) *guard {
-	g := &guard{own: hostOf(registry), listed: listed, proxies: map[string]bool{}}
+	g := &guard{registry: registry, own: hostOf(registry), listed: listed, proxies: map[string]bool{}}
 	g.next = &http.Transport{
 		Proxy:                 g.proxy,
 		DialContext:           g.dial,
@@ -70,7 +71,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	resp, err := g.next.RoundTrip(r)
 	if err == nil {
-		toAlias(resp.Header)
+		g.toAlias(resp.Header)
 	}
 	return resp, err
 }
@@ -167,19 +168,22 @@ func isPrivate(ip netip.Addr) bool {
 // The client library refuses every token server that is named by a private
 // address, also one that is listed, and not in our words. So it is given such
 // names in another form, which guard turns back; whether they may be dialled is
-// guard's to say.
+// guard's to say. The registry's own name it must know, to send it the token.
 const aliasEnd = ".address.invalid"
 
 // addressForm is an address in the place of a name: in a challenge, or in a
 // redirect. Resolvers take numbers of many forms for addresses.
-var addressForm = regexp.MustCompile(`(?i)(^|\brealm=")(https?://)([0-9.]+|0x[0-9a-fx.]+|\[[0-9a-f:.]+\])([:/?"]|$)`)
+var addressForm = regexp.MustCompile(`(?i)(^|\brealm=")(https?://)([0-9.]+|0x[0-9a-fx.]+|\[[0-9a-f:.]+\])(:[0-9]+)?([/?"]|$)`)
 
-func toAlias(h http.Header) {
+func (g *guard) toAlias(h http.Header) {
 	for _, name := range []string{"Www-Authenticate", "Location"} {
 		for i, text := range h[name] {
 			h[name][i] = addressForm.ReplaceAllStringFunc(text, func(s string) string {
 				part := addressForm.FindStringSubmatch(s)
-				return part[1] + part[2] + strings.ReplaceAll(strings.Trim(part[3], "[]"), ":", "-") + aliasEnd + part[4]
+				if part[3]+part[4] == g.registry {
+					return s
+				}
+				return part[1] + part[2] + strings.ReplaceAll(strings.Trim(part[3], "[]"), ":", "-") + aliasEnd + part[4] + part[5]
 			})
 		}
 	}

@@ -2,8 +2,10 @@ package source_test
 
 import (
 	"encoding/base64"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,6 +115,61 @@ func TestRedirects(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestPrivateAddresses(t *testing.T) {
+	for address, want := range map[string]bool{
+		"8.8.8.8": false, "1.1.1.1": false, "172.15.0.1": false, "172.32.0.1": false, "100.63.0.1": false, "100.128.0.1": false, "2606:4700::1111": false, "::ffff:8.8.8.8": false,
+		"127.0.0.1": true, "127.9.9.9": true, "10.0.0.1": true, "172.16.0.1": true, "172.31.255.255": true, "192.168.1.1": true, "169.254.169.254": true,
+		"0.0.0.0": true, "0.1.2.3": true, "100.64.0.1": true, "192.0.0.8": true, "198.18.0.1": true, "224.0.0.1": true, "255.255.255.255": true, "240.0.0.1": true,
+		"::": true, "::1": true, "fe80::1": true, "fe80::1%eth0": true, "fec0::1": true, "fc00::1": true, "fd00:ec2::254": true, "ff02::1": true,
+		"::ffff:127.0.0.1": true, "::127.0.0.1": true, "64:ff9b::7f00:1": true, "2002:7f00:1::": true,
+	} {
+		if got := source.IsPrivate(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s: %v, want %v", address, got, want)
+		}
+	}
+}
+
+// The operator chose the proxy, which may be anywhere; nobody else may.
+func TestAProxyMayBePrivate(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	at := l.Addr().String()
+	if err := source.Dial(t.Context(), "reg.example", "127.0.0.1:3128", at); err != nil {
+		t.Errorf("the proxy: %v", err)
+	}
+	if err := source.Dial(t.Context(), "127.0.0.1:5000", "", at); err != nil {
+		t.Errorf("the registry's own host: %v", err)
+	}
+	refused(t, source.Dial(t.Context(), "reg.example", "proxy.example:3128", at), fault.RegistryRedirect, "127.0.0.1")
+}
+
+// A registry that is named by its address may lead to itself, and gets its
+// token there.
+func TestARedirectWithinTheRegistry(t *testing.T) {
+	s, _ := twoLayers(t, ociManifest, ociConfig, ociLayer, ociLayer)
+	host := s.serve(t)
+	s.set(func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.URL.Path == "/token":
+			_, _ = w.Write([]byte(`{"token":"t1"}`))
+		case r.Header.Get("Authorization") != "Bearer t1":
+			w.Header().Set("WWW-Authenticate", `Bearer realm="http://`+host+`/token"`)
+			w.WriteHeader(http.StatusUnauthorized)
+		case strings.Contains(r.URL.Path, "/blobs/") && r.URL.RawQuery == "":
+			http.Redirect(w, r, "http://"+host+r.URL.Path+"?again", http.StatusTemporaryRedirect)
+		default:
+			return false
+		}
+		return true
+	})
+	if err := readAll(t, request(host+"/app:1")); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package source_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -158,6 +159,29 @@ func refused(t *testing.T, err error, want *fault.Code, says string) {
 	}
 	if err != nil && fault.Describe(err).Remedy == "" {
 		t.Errorf("no remedy: %v", err)
+	}
+}
+
+// What is named by its digest is held to it, by whoever serves it.
+func TestAManifestOfAnotherDigest(t *testing.T) {
+	s, _ := twoLayers(t, ociManifest, ociConfig, ociLayer, ociLayer)
+	image := s.tags["1"]
+	digest := image["digest"].(string)
+	s.tags["index"] = s.index(t, ociIndex, on(image, here))
+	host := s.serve(t)
+	changed := bytes.Replace(s.blobs[digest], []byte(`"schemaVersion":2`), []byte(`"schemaVersion": 2`), 1)
+	s.set(func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.HasSuffix(r.URL.Path, "/manifests/"+digest) {
+			return false
+		}
+		w.Header().Set("Content-Type", ociManifest)
+		w.Header().Set("Docker-Content-Digest", digest) // a lie
+		_, _ = w.Write(changed)
+		return true
+	})
+	for _, ref := range []string{host + "/app@" + digest, host + "/app:index"} {
+		_, err := source.Resolve(t.Context(), request(ref))
+		refused(t, err, fault.ImageInvalid, sumOf(changed))
 	}
 }
 
