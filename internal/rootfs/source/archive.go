@@ -262,7 +262,7 @@ func pickSaved(list []saved, tag string) (saved, error) {
 	case len(list) == 0:
 		return saved{}, fault.New(fault.ImageInvalid, "the archive holds no image")
 	case len(found) == 0:
-		return saved{}, fault.New(fault.ImageNotFound, "the archive has no image %.200q, only %s", tag, listed(tags))
+		return saved{}, fault.New(fault.ImageNotFound, "the archive has no image %.200q; it has %s", tag, listed(tags))
 	case len(found) > 1 && tag == "":
 		return saved{}, fault.New(fault.ImageRef, "it holds %d images: add one of :%s", len(found), listed(tags))
 	case len(found) > 1:

@@ -58,7 +58,7 @@ func (c *chooser) in(ctx context.Context, d document, depth int) (*manifest, err
 	if len(others) == 0 {
 		return nil, fault.New(fault.ImagePlatform, "its index names no image for %s", c.want)
 	}
-	return nil, fault.New(fault.ImagePlatform, "it has no variant for %s, only for %s", c.want, listed(others))
+	return nil, fault.New(fault.ImagePlatform, "it has no variant for %s; those it has are for %s", c.want, listed(others))
 }
 
 // follow reads what an index names.
@@ -110,13 +110,17 @@ func (ix *index) sort(want platform) (best *descriptor, indexes, unnamed []descr
 	return best, indexes, unnamed, others
 }
 
-// isAttachment: signatures and attestations lie beside images.
+// isAttachment: signatures and attestations lie beside images. An image's own
+// artifact type, where a tool writes one, is that of its config.
 func (d descriptor) isAttachment() bool {
-	return d.artifactType != "" || d.annotations["vnd.docker.reference.type"] != "" ||
+	return d.artifactType != "" && !isConfig(d.artifactType) || d.annotations["vnd.docker.reference.type"] != "" ||
 		d.platform != nil && (d.platform.os == "unknown" || d.platform.arch == "unknown")
 }
 
 func listed(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
 	more := ""
 	if len(names) > maxNamed {
 		names, more = names[:maxNamed], ", and more"

@@ -69,6 +69,7 @@ func skippable(n int) []byte {
 func join(parts ...[]byte) []byte { return slices.Concat(parts...) }
 
 func TestDecompress(t *testing.T) {
+	t.Parallel()
 	a, b := text(300_000), text(70_000)
 	ga, gb, za, zb := gzipped(t, a), gzipped(t, b), zstded(t, a), zstded(t, b)
 	big := text(1 << 20)
@@ -106,6 +107,7 @@ func TestDecompress(t *testing.T) {
 }
 
 func TestWhatDecompressRefuses(t *testing.T) {
+	t.Parallel()
 	a := text(300_000)
 	g, z := gzipped(t, a), zstded(t, a)
 	flip := func(b []byte, at int) []byte {
@@ -188,6 +190,7 @@ func TestWhatDecompressRefuses(t *testing.T) {
 }
 
 func TestWhatGrowsTooMuch(t *testing.T) {
+	t.Parallel()
 	zeros := make([]byte, 2<<20)
 	l := source.Limits{Ratio: 200, Growth: 1 << 20}
 	for name, c := range map[string]struct {
@@ -213,12 +216,13 @@ func TestWhatGrowsTooMuch(t *testing.T) {
 		}
 	}
 	// By default an honest image's zeros pass.
-	if _, err := decompress(bytes.NewReader(gzipped(t, make([]byte, 8<<20))), source.Gzip, source.Limits{}); err != nil {
+	if _, err := decompress(bytes.NewReader(gzipped(t, make([]byte, 4<<20))), source.Gzip, source.Limits{}); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestReadsAreLarge(t *testing.T) {
+	t.Parallel()
 	a := text(1 << 20)
 	for _, c := range []source.Compression{source.None, source.Gzip, source.Zstd} {
 		packed := map[source.Compression][]byte{source.None: a, source.Gzip: gzipped(t, a), source.Zstd: zstded(t, a)}[c]
@@ -246,6 +250,7 @@ func TestReadsAreLarge(t *testing.T) {
 
 // What the reference program makes is read, at each of its levels.
 func TestTheReferenceCompressor(t *testing.T) {
+	t.Parallel()
 	plain := text(1 << 20)
 	file := filepath.Join(t.TempDir(), "plain")
 	if err := os.WriteFile(file, plain, 0o600); err != nil {

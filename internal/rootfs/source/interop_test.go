@@ -66,6 +66,7 @@ func copyImage(t *testing.T, args ...string) {
 
 // One image in every place that another program carries it to is one image.
 func TestARealRegistryAndItsCopies(t *testing.T) {
+	t.Parallel()
 	host, dir := service.Registry(t), t.TempDir()
 	plain := [2][]byte{archiveOf(t, "a", "lower"), archiveOf(t, "b", "upper")}
 	ref := pushed(t, host, plain[0], plain[1])
@@ -106,6 +107,7 @@ func TestARealRegistryAndItsCopies(t *testing.T) {
 }
 
 func TestARealRegistrysRefusals(t *testing.T) {
+	t.Parallel()
 	host := service.Registry(t)
 	files := []service.File{{Name: "bin/"}, {Name: "bin/sh", Body: "x", Mode: 0o755}}
 	good := service.Image(t, host, "good:1", files...)

@@ -120,11 +120,10 @@ func (ix *index) pick(p place, want platform) (descriptor, error) {
 	switch {
 	case len(found) == 1:
 		return found[0], nil
-	case len(found) == 0 && p.digest != "" && p.tag == "":
-		// What an index names is in none of the layout's own entries.
-		return descriptor{}, fault.New(fault.ImageNotFound, "the layout's index does not name %s, only %s", p.digest, listed(tags))
+	case len(found) == 0 && p.tag == "" && p.digest != "":
+		return descriptor{}, fault.New(fault.ImageNotFound, "the layout's index does not name %s; it has %s", p.digest, listed(tags))
 	case len(found) == 0:
-		return descriptor{}, fault.New(fault.ImageNotFound, "the layout has no image %q, only %s", p.tag, listed(tags))
+		return descriptor{}, fault.New(fault.ImageNotFound, "the layout has no image %.200q; it has %s", p.tag, listed(tags))
 	}
 	return onlyFitting(found, want, tags)
 }

@@ -31,6 +31,27 @@ func TestALayoutsImage(t *testing.T) {
 	resolve(t, request("oci:"+link+":1"))
 }
 
+// Tools name an image's kind by its config's type; other kinds are no images.
+func TestALayoutSaysWhatItsEntriesAre(t *testing.T) {
+	for kind, want := range map[string]*fault.Code{ociConfig: nil, dockerConfig: nil, "application/vnd.example.sbom+json": fault.ImageNotFound} {
+		s := newStock()
+		d := s.image(t, spec{edit: bend(object{"artifactType": kind})})
+		d["artifactType"] = kind
+		s.tags["1"] = d
+		im, err := source.Resolve(t.Context(), request("oci:"+s.layout(t)))
+		if want != nil {
+			refused(t, err, want, "it has none")
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := im.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestALayoutOfManyImages(t *testing.T) {
 	s := newStock()
 	ours, other, third := s.image(t, spec{}), s.image(t, spec{config: object{"architecture": "s390x"}}), s.image(t, spec{run: object{"User": "third"}})
@@ -91,7 +112,7 @@ func TestLayoutsThatAreRefused(t *testing.T) {
 		"oci-layout too large":  {func(d string) error { return put(d+"/oci-layout", strings.Repeat(" ", 5000)) }, fault.ManifestTooLarge, ""},
 		"no index":              {func(d string) error { return os.Remove(d + "/index.json") }, fault.ImageInvalid, "index.json"},
 		"an index that is none": {func(d string) error { return put(d+"/index.json", `{"schemaVersion":2,"layers":[]}`) }, fault.ManifestAmbiguous, ""},
-		"an empty index":        {func(d string) error { return put(d+"/index.json", `{"schemaVersion":2,"manifests":[]}`) }, fault.ImageNotFound, ""},
+		"an empty index":        {func(d string) error { return put(d+"/index.json", `{"schemaVersion":2,"manifests":[]}`) }, fault.ImageNotFound, "it has none"},
 		"index by a link": {func(d string) error {
 			return instead(d+"/index.json", func(f string) error { return os.Symlink("oci-layout", f) })
 		}, fault.ImageInvalid, "not a regular file"},

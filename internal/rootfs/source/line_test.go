@@ -47,7 +47,7 @@ func cut(w http.ResponseWriter) {
 }
 
 func TestABrokenLineGoesOn(t *testing.T) {
-	defer source.Hurry(2 * time.Second)()
+	defer source.Hurry(time.Second)()
 	const size = 3 << 20
 	s, layer := oneLayer(t, size)
 	host := s.serve(t)

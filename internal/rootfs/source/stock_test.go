@@ -99,7 +99,10 @@ func pack(t testing.TB, mediaType string, plain []byte) []byte {
 func gzipped(t testing.TB, plain []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
+	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if _, err := w.Write(plain); err != nil {
 		t.Fatal(err)
 	}
