@@ -155,7 +155,9 @@ func TestARedirectWithinTheRegistry(t *testing.T) {
 	s, _ := twoLayers(t, ociManifest, ociConfig, ociLayer, ociLayer)
 	host := s.serve(t)
 	s.set(func(w http.ResponseWriter, r *http.Request) bool {
-		switch {
+		switch _, password, _ := r.BasicAuth(); {
+		case r.URL.Path == "/token" && password != "open":
+			w.WriteHeader(http.StatusUnauthorized)
 		case r.URL.Path == "/token":
 			_, _ = w.Write([]byte(`{"token":"t1"}`))
 		case r.Header.Get("Authorization") != "Bearer t1":
@@ -168,7 +170,9 @@ func TestARedirectWithinTheRegistry(t *testing.T) {
 		}
 		return true
 	})
-	if err := readAll(t, request(host+"/app:1")); err != nil {
+	r := request(host + "/app:1")
+	r.Auth = source.Auth{Username: "ann", Password: "open"}
+	if err := readAll(t, r); err != nil {
 		t.Error(err)
 	}
 }
