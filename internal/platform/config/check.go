@@ -20,6 +20,9 @@ var (
 	mysqlForm  = regexp.MustCompile(`^mysql://([^@]+@)?(tcp\([^()]+\)|unix\([^()]+\)|[^()/@]+)/[^/?]+(\?.*)?$`)
 )
 
+// maxMiB is what ext4 can hold in one image, and more than any disk here has.
+const maxMiB = 16 << 20
+
 // minToken is the least length of a shared token, in characters.
 const minToken = 16
 
@@ -92,6 +95,12 @@ func (c *Config) checkCenter(k *checker) {
 	k.address("templatecenter.listen", t.Listen)
 	k.path("templatecenter.work_dir", t.WorkDir)
 	k.path("templatecenter.guest_binary", t.GuestBinary)
+	k.path("templatecenter.cache_dir", t.CacheDir)
+	k.between("templatecenter.cache_quota_mib", t.CacheQuotaMiB, 1, maxMiB)
+	if t.EgressCA != "" {
+		k.path("templatecenter.egress_ca", t.EgressCA)
+	}
+	t.checkImages(k)
 	k.between("templatecenter.max_concurrent_builds", t.MaxConcurrentBuilds, 1, 64)
 	for _, r := range t.InsecureRegistries {
 		k.require(registryForm.MatchString(r), "templatecenter.insecure_registries", r, "must be host, host:port or host:*, without a scheme")
@@ -100,6 +109,34 @@ func (c *Config) checkCenter(k *checker) {
 	k.positive("templatecenter.pending_stale_after", t.PendingStaleAfter)
 	k.positive("templatecenter.running_stale_after", t.RunningStaleAfter)
 	k.positive("templatecenter.reconcile_interval", t.ReconcileInterval)
+}
+
+func (t *TemplateCenter) checkImages(k *checker) {
+	const limits, policy = "templatecenter.image_limits.", "templatecenter.image_policy."
+	l := t.ImageLimits
+	for _, f := range []struct {
+		key    string
+		value  int
+		lowest int
+		most   int
+	}{
+		{"entries", l.Entries, 1, 100_000_000},
+		{"file_mib", l.FileMiB, 1, maxMiB},
+		{"compressed_mib", l.CompressedMiB, 1, maxMiB},
+		{"ratio", l.Ratio, 1, 1_000_000},
+		{"window_mib", l.WindowMiB, 8, 2048},
+		{"layers", l.Layers, 1, 4096},
+		{"manifest_kib", l.ManifestKiB, 1, 1 << 20},
+		{"config_kib", l.ConfigKiB, 1, 1 << 20},
+		{"depth", l.Depth, 1, 1024},
+		{"path_bytes", l.PathBytes, 1, 4096},
+	} {
+		k.between(limits+f.key, f.value, f.lowest, f.most)
+	}
+	p := t.ImagePolicy
+	for _, f := range []struct{ key, value string }{{"devices", p.Devices}, {"fifos", p.FIFOs}, {"setuid", p.Setuid}, {"capabilities", p.Capabilities}} {
+		k.oneOf(policy+f.key, f.value, "allow", "strip", "refuse")
+	}
 }
 
 func (c *Config) checkCubelet(k *checker) {

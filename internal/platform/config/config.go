@@ -95,11 +95,41 @@ type TemplateCenter struct {
 	WorkDir             string        `yaml:"work_dir" env:"CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR" doc:"scratch; empty: work/ in the data directory"`
 	MaxConcurrentBuilds int           `yaml:"max_concurrent_builds" env:"CUBE_TEMPLATE_CENTER_MAX_CONCURRENT_BUILDS" doc:"builds at once; the rest wait"`
 	InsecureRegistries  []string      `yaml:"insecure_registries" env:"PADDOCK_INSECURE_REGISTRIES" doc:"host:port of registries that may be reached by plain HTTP"`
+	CacheDir            string        `yaml:"cache_dir" env:"PADDOCK_LAYER_CACHE_DIR" doc:"layers as registries sent them; empty: layers/ in the scratch directory"`
+	CacheQuotaMiB       int           `yaml:"cache_quota_mib" env:"PADDOCK_LAYER_CACHE_QUOTA_MIB" doc:"MiB of layers that are kept; those of running builds may exceed it"`
+	EgressCA            string        `yaml:"egress_ca" env:"PADDOCK_EGRESS_CA" doc:"PEM file of certificates put into the trust stores of every template; empty: none"`
+	ImageLimits         ImageLimits   `yaml:"image_limits"`
+	ImagePolicy         ImagePolicy   `yaml:"image_policy"`
 	GuestBinary         string        `yaml:"guest_binary" env:"PADDOCK_GUEST_BINARY" doc:"the agent put into every template; empty: paddock-guest beside this program"`
 	BuildTimeout        time.Duration `yaml:"build_timeout" env:"PADDOCK_BUILD_TIMEOUT" doc:"bound on one build"`
 	PendingStaleAfter   time.Duration `yaml:"pending_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER" doc:"a job that nobody started for so long has failed"`
 	RunningStaleAfter   time.Duration `yaml:"running_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER" doc:"a running job that nobody reported on for so long has failed"`
 	ReconcileInterval   time.Duration `yaml:"reconcile_interval" env:"CUBE_TEMPLATE_CENTER_RECONCILE_INTERVAL" doc:"pause between sweeps over stalled jobs"`
+}
+
+// ImageLimits bound what an image may hold. Images that people use pass the
+// defaults.
+type ImageLimits struct {
+	Entries       int  `yaml:"entries" env:"PADDOCK_IMAGE_ENTRIES" doc:"entries of all layers, and directories that no entry names"`
+	FileMiB       int  `yaml:"file_mib" env:"PADDOCK_IMAGE_FILE_MIB" doc:"MiB of files of all layers"`
+	CompressedMiB int  `yaml:"compressed_mib" env:"PADDOCK_IMAGE_COMPRESSED_MIB" doc:"MiB of all layers as they travel"`
+	Ratio         int  `yaml:"ratio" env:"PADDOCK_IMAGE_RATIO" doc:"times its size that a layer may grow, once it is over 1 GiB"`
+	WindowMiB     int  `yaml:"window_mib" env:"PADDOCK_IMAGE_WINDOW_MIB" doc:"MiB of memory that a layer's zstd compression may ask for"`
+	Layers        int  `yaml:"layers" env:"PADDOCK_IMAGE_LAYERS" doc:"layers of one image"`
+	ManifestKiB   int  `yaml:"manifest_kib" env:"PADDOCK_IMAGE_MANIFEST_KIB" doc:"KiB of a manifest or an index"`
+	ConfigKiB     int  `yaml:"config_kib" env:"PADDOCK_IMAGE_CONFIG_KIB" doc:"KiB of an image's config"`
+	Depth         int  `yaml:"depth" env:"PADDOCK_IMAGE_DEPTH" doc:"names in one path"`
+	PathBytes     int  `yaml:"path_bytes" env:"PADDOCK_IMAGE_PATH_BYTES" doc:"bytes of one path"`
+	AbsoluteNames bool `yaml:"absolute_names" env:"PADDOCK_IMAGE_ABSOLUTE_NAMES" doc:"true: a slash before an entry's name is dropped, as some builders write it; false: it is refused"`
+}
+
+// ImagePolicy says what becomes of entries that a sandbox may not need: allow,
+// strip (the template is made without them) or refuse.
+type ImagePolicy struct {
+	Devices      string `yaml:"devices" env:"PADDOCK_IMAGE_DEVICES" doc:"character and block devices: allow, strip or refuse; a device 0:0 is what overlay mounts call a whiteout and is never kept"`
+	FIFOs        string `yaml:"fifos" env:"PADDOCK_IMAGE_FIFOS" doc:"named pipes: allow, strip or refuse"`
+	Setuid       string `yaml:"setuid" env:"PADDOCK_IMAGE_SETUID" doc:"set-user-id and set-group-id bits of files: allow, strip or refuse"`
+	Capabilities string `yaml:"capabilities" env:"PADDOCK_IMAGE_CAPABILITIES" doc:"file capabilities: allow, strip or refuse"`
 }
 
 // Cubelet is the agent of one host.

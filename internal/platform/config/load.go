@@ -34,10 +34,25 @@ func Default() Config {
 			Listen:              "127.0.0.1:8090",
 			MaxConcurrentBuilds: 2,
 			InsecureRegistries:  []string{"127.0.0.1:*", "localhost:*"},
-			BuildTimeout:        30 * time.Minute,
-			PendingStaleAfter:   10 * time.Minute,
-			RunningStaleAfter:   2 * time.Minute,
-			ReconcileInterval:   30 * time.Second,
+			CacheQuotaMiB:       20 << 10,
+			ImageLimits: ImageLimits{
+				Entries:       2_000_000,
+				FileMiB:       64 << 10,
+				CompressedMiB: 64 << 10,
+				Ratio:         200,
+				WindowMiB:     128,
+				Layers:        512,
+				ManifestKiB:   4 << 10,
+				ConfigKiB:     8 << 10,
+				Depth:         128,
+				PathBytes:     4096,
+				AbsoluteNames: true,
+			},
+			ImagePolicy:       ImagePolicy{Devices: "strip", FIFOs: "allow", Setuid: "allow", Capabilities: "allow"},
+			BuildTimeout:      30 * time.Minute,
+			PendingStaleAfter: 10 * time.Minute,
+			RunningStaleAfter: 2 * time.Minute,
+			ReconcileInterval: 30 * time.Second,
 		},
 		Cubelet: Cubelet{
 			Listen:            "127.0.0.1:9999",
@@ -134,6 +149,7 @@ func derive(c *Config) {
 	}
 	set(&c.ArtifactStore.Dir, filepath.Join(c.DataDir, "artifacts"))
 	set(&c.TemplateCenter.WorkDir, filepath.Join(c.DataDir, "work"))
+	set(&c.TemplateCenter.CacheDir, filepath.Join(c.TemplateCenter.WorkDir, "layers"))
 	set(&c.Master.Addr, "http://"+reachable(c.Master.Listen))
 	set(&c.Master.TemplateCenterAddr, "http://"+reachable(c.TemplateCenter.Listen))
 	set(&c.Master.DownloadBaseURL, c.Master.Addr)
