@@ -11,8 +11,8 @@ command -v go >/dev/null || die "Go is missing: install $GO_NEEDED or newer from
 have=$(GOTOOLCHAIN=local go env GOVERSION)
 [ "$(printf '%s\n' "$GO_NEEDED" "$have" | sort -V | head -n 1)" = "$GO_NEEDED" ] || die "$have is too old: install $GO_NEEDED or newer from https://go.dev/dl"
 
-packages=(ca-certificates e2fsprogs iproute2 nftables mmdebstrap docker-registry)
-[ "$level" = run ] || packages+=(gcc libc6-dev mariadb-server redis-server busybox-static skopeo umoci zstd)
+packages=(ca-certificates iproute2 nftables mmdebstrap docker-registry)
+[ "$level" = run ] || packages+=(e2fsprogs gcc libc6-dev mariadb-server redis-server busybox-static skopeo umoci zstd)
 missing=()
 for p in "${packages[@]}"; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")

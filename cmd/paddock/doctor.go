@@ -21,8 +21,8 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/datadir"
-	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/rootfs"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
 )
 
 // What a machine needs, and what it should have: one sandbox of the default
@@ -123,7 +123,7 @@ func kernel(ctx context.Context) []finding {
 	return []finding{
 		tried("namespaces", probe.Namespaces(), "mount, network, pid, ipc and uts can be made", "the kernel needs CONFIG_NAMESPACES and its kinds"+inContainer),
 		tried("cgroups", groups, kind+" with memory, cpu, pids", "mount cgroup v2, or the v1 controllers memory, cpu and pids, writable"+inContainer),
-		tried("loop devices, ext4", probe.Image(ctx, os.TempDir()), "an image can be mounted read-only", "modprobe loop ext4; the kernel needs CONFIG_BLK_DEV_LOOP and CONFIG_EXT4_FS; apt-get install e2fsprogs"+inContainer),
+		tried("loop devices, ext4", probe.Image(os.TempDir()), "an image can be mounted read-only", "modprobe loop ext4; the kernel needs CONFIG_BLK_DEV_LOOP and CONFIG_EXT4_FS"+inContainer),
 		tried("network pairs", probe.Veth(), "a veth pair can be made", "modprobe veth; the kernel needs CONFIG_VETH"),
 		tried("packet filter", probe.Rules(ctx), "the rules that shut sandboxes in can be laid", "apt-get install nftables; the kernel needs CONFIG_NF_TABLES_INET, CONFIG_NFT_REJECT_INET and CONFIG_NFT_CT"),
 		overlay,
@@ -131,17 +131,11 @@ func kernel(ctx context.Context) []finding {
 }
 
 func programs(ctx context.Context, c config.Config) []finding {
-	var list []finding
-	for _, name := range rootfs.Tools() {
-		path, err := probe.Tool(name)
-		list = append(list, tried(name, err, path, "apt-get install e2fsprogs, or `make setup`"))
-	}
 	version, err := probe.Runtime(ctx, c.Cubelet.Runsc)
-	return append(
-		list,
+	return []finding{
 		tried("runtime", err, c.Cubelet.Runsc+", "+version, "`make build` makes bin/runsc; or name one by cubelet.runsc"),
 		tried("guest", probe.Guest(c.TemplateCenter.GuestBinary), c.TemplateCenter.GuestBinary, "`make build` makes bin/paddock-guest; or name one by templatecenter.guest_binary"),
-	)
+	}
 }
 
 func addresses(ctx context.Context, c config.Config) []finding {

@@ -50,7 +50,7 @@ var (
 	LayerRoot         = code("layer_root", Invalid, 0, "a layer replaces the root directory by something else", "rebuild the layer without the entry that the message names")
 	LayerLink         = code("layer_link", Invalid, 0, "a hard link leads to nothing, to a directory, or out of the image", "rebuild the layer without the entry that the message names")
 	LayerType         = code("layer_type", Invalid, 0, "an entry is of a kind that no file system has", "rebuild the layer without the entry that the message names")
-	LayerDevice       = code("layer_device", Invalid, 0, "an entry is a device, and the policy refuses devices", "rebuild the layer without it, or set the policy of devices to allow or strip")
+	LayerDevice       = code("layer_device", Invalid, 0, "an entry is a device or a named pipe, and the policy refuses these", "rebuild the layer without it, or set the policy of devices or fifos to allow or strip")
 	LayerSetuid       = code("layer_setuid", Invalid, 0, "an entry is setuid or setgid, and the policy refuses that", "rebuild the layer without it, or set the policy of setuid to allow or strip")
 	LayerCapability   = code("layer_capability", Invalid, 0, "an entry has file capabilities, and the policy refuses them", "rebuild the layer without it, or set the policy of capabilities to allow or strip")
 	LayerXattr        = code("layer_xattr", Invalid, 0, "an entry has too many, too large or unknown extended attributes", "rebuild the layer without them")

@@ -1,9 +1,7 @@
 package rootfs_test
 
 import (
-	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"io"
 	"log"
 	"net/http"
@@ -22,10 +20,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"github.com/klauspost/compress/gzip"
+
 	"github.com/paddock-dev/paddock/internal/rootfs"
+	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 )
 
 // server is a registry with a knob: meddle answers a request itself and
@@ -71,57 +71,39 @@ func isBlob(r *http.Request) bool {
 	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/blobs/sha256:")
 }
 
-// archive is a layer's tar stream of the given entries.
-func archive(t *testing.T, entries ...tar.Header) []byte {
-	t.Helper()
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, h := range entries {
-		body := h.Gname // the tests keep a file's content here
-		h.Gname = ""
-		if h.Typeflag == 0 {
-			h.Typeflag = tar.TypeReg
-		}
-		if h.Mode == 0 && h.Typeflag != tar.TypeXGlobalHeader {
-			h.Mode = 0o644
-		}
-		if h.Typeflag == tar.TypeReg {
-			h.Size = int64(len(body))
-		}
-		if err := w.WriteHeader(&h); err != nil {
-			t.Fatalf("%s: %v", h.Name, err)
-		}
-		if _, err := io.WriteString(w, body); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return b.Bytes()
-}
-
-func file(name, body string) tar.Header { return tar.Header{Name: name, Gname: body} }
-
-func dir(name string) tar.Header {
-	return tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}
-}
-
-func symlink(name, to string) tar.Header {
-	return tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: to, Mode: 0o777}
-}
-
-func hardlink(name, to string) tar.Header {
-	return tar.Header{Name: name, Typeflag: tar.TypeLink, Linkname: to}
-}
-
+// layerOf is a layer of a plain archive, in gzip.
 func layerOf(t *testing.T, plain []byte) v1.Layer {
 	t.Helper()
-	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(plain)), nil })
+	var b bytes.Buffer
+	w, err := gzip.NewWriterLevel(&b, gzip.BestSpeed)
+	if err == nil {
+		_, err = w.Write(plain)
+	}
+	if err == nil {
+		err = w.Close()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l
+	return packed{static.NewLayer(b.Bytes(), types.DockerLayer), plain}
+}
+
+// bareOf is a layer of a plain archive, as it is.
+func bareOf(plain []byte) v1.Layer { return static.NewLayer(plain, types.OCIUncompressedLayer) }
+
+// packed is a layer and the archive that it was made of.
+type packed struct {
+	v1.Layer
+	plain []byte
+}
+
+func (p packed) DiffID() (v1.Hash, error) {
+	h, _, err := v1.SHA256(bytes.NewReader(p.plain))
+	return h, err
+}
+
+func (p packed) Uncompressed() (io.ReadCloser, error) {
+	return io.NopCloser(bytes.NewReader(p.plain)), nil
 }
 
 func imageOf(t *testing.T, arch string, layers ...v1.Layer) v1.Image {
@@ -155,26 +137,6 @@ func (s *server) push(t *testing.T, repo string, im v1.Image) string {
 	return ref.String()
 }
 
-func (s *server) pushIndex(t *testing.T, repo string, images map[string]v1.Image) string {
-	t.Helper()
-	ix := v1.ImageIndex(empty.Index)
-	for platform, im := range images {
-		p, err := v1.ParsePlatform(platform)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ix = mutate.AppendManifests(ix, mutate.IndexAddendum{Add: im, Descriptor: v1.Descriptor{Platform: p}})
-	}
-	ref, err := name.ParseReference(s.host+"/"+repo+":1", name.Insecure)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := remote.WriteIndex(ref, ix); err != nil {
-		t.Fatal(err)
-	}
-	return ref.String()
-}
-
 // pushLayers pushes an image of gzip layers for this machine.
 func (s *server) pushLayers(t *testing.T, repo string, layers ...[]byte) string {
 	t.Helper()
@@ -185,40 +147,44 @@ func (s *server) pushLayers(t *testing.T, repo string, layers ...[]byte) string 
 	return s.push(t, repo, imageOf(t, runtime.GOARCH, list...))
 }
 
+// pushBare pushes an image of layers without compression for this machine.
+func (s *server) pushBare(t *testing.T, repo string, layers ...[]byte) string {
+	t.Helper()
+	var list []v1.Layer
+	for _, l := range layers {
+		list = append(list, bareOf(l))
+	}
+	return s.push(t, repo, imageOf(t, runtime.GOARCH, list...))
+}
+
 // odd is a layer whose config names another archive than it holds.
 func odd(t *testing.T, plain []byte) v1.Layer {
 	t.Helper()
-	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	if _, err := w.Write(plain); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return static.NewLayer(b.Bytes(), types.DockerLayer)
+	l := layerOf(t, plain).(packed)
+	return packed{l.Layer, []byte("another")}
 }
 
-// request is a Request for ref with a guest and an empty work directory.
+// request is a Request for ref with a guest, an empty work directory, and a
+// cache beside it.
 func request(t *testing.T, ref string) rootfs.Request {
 	t.Helper()
 	guest := filepath.Join(t.TempDir(), "guest")
 	if err := os.WriteFile(guest, []byte("the guest"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return rootfs.Request{Reference: ref, InsecureRegistries: []string{"127.0.0.1:*"}, GuestPath: guest, WorkDir: t.TempDir()}
+	return rootfs.Request{Reference: ref, InsecureRegistries: []string{"127.0.0.1:*"}, GuestPath: guest, WorkDir: t.TempDir(), Cache: cacheIn(t, t.TempDir())}
 }
 
-// left returns what is in a directory.
-func left(t *testing.T, dir string) []string {
+func cacheIn(t *testing.T, dir string) *blobcache.Cache {
 	t.Helper()
-	list, err := os.ReadDir(dir)
+	c, err := blobcache.Open(blobcache.Options{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
-	for _, e := range list {
-		names = append(names, e.Name())
-	}
-	return names
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
 }

@@ -1,344 +1,278 @@
 package rootfs
 
 import (
-	"archive/tar"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
-	"path"
-	"path/filepath"
+	"hash/maphash"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/rootfs/ext4"
 )
 
+// The types of a mode.
 const (
-	whiteout = ".wh."
-	opaque   = ".wh..wh..opq"
-	meta     = ".wh..wh." // what old union filesystems kept for themselves
-
-	defaultEntries = 2_000_000
-	defaultBytes   = 128 << 30
-	maxDepth       = 256
+	modeType    = 0o170000
+	modeFIFO    = 0o010000
+	modeChar    = 0o020000
+	modeDir     = 0o040000
+	modeBlock   = 0o060000
+	modeRegular = 0o100000
+	modeSymlink = 0o120000
+	modeSetID   = 0o006000
 )
 
-// tree is an image's files while they are laid out below one directory. Each
-// access names a directory that openDir found and one name within it, so no
-// symbolic link of the image is ever followed out.
+// nodeID is a node of a tree, nameID a name. 0 is none.
+type (
+	nodeID uint32
+	nameID uint32
+)
+
+const root nodeID = 1
+
+// node is what an inode will be. Its three words mean, by type:
+//
+//	directory  first name, its own name, depth<<16 | bytes of its path
+//	regular    number of its contents
+//	symlink    address of the target (two words), bytes of it
+//	device     major, minor
+type node struct {
+	seconds int64
+	nanos   uint32
+	uid     uint32
+	gid     uint32
+	names   uint32 // that lead to it; without any it is no part of the image
+	xattrs  uint32
+	made    ext4.Node // in the image, once it is there
+	words   [3]uint32
+	mode    uint16
+	layer   uint16 // that brought it
+	cleared uint16 // of a directory: the layer that last hid what lay in it
+}
+
+func (n *node) is(kind uint16) bool { return n.mode&modeType == kind }
+
+// name is one name in a directory. It is never forgotten, so that a name that
+// is taken again keeps its place in the image.
+type name struct {
+	text   uint64 // address; a byte with the length comes before the text
+	dir    nodeID
+	node   nodeID // 0: nothing has the name at present
+	next   nameID // of the same directory
+	chain  nameID // of the same bucket
+	layer  uint16 // the last layer that named it, or something below it
+	listed bool   // in its directory's list
+}
+
+// tree is the files of an image while layers are laid over each other. It
+// takes about 130 bytes an entry and its names, whatever the layers hold.
 type tree struct {
-	root   int
-	at     string // the root's own path
-	limits Limits
+	nodes slab[node]
+	names slab[name]
+	text  arena
+	attrs xattrTable
 
-	count int64 // of entries
-	bytes int64 // of their files
-	made  map[string]bool
-	times map[string]unix.Timespec // of directories: they change when entries are made, so theirs come last
+	seed    maphash.Seed
+	buckets []nameID
 
-	last     place
-	openName string
-	open     bool
-	buf      []byte
+	layer   uint16 // that is being laid over the others
+	limits  Limits
+	policy  Policy
+	entries int64 // met so far, and directories that no entry named
 }
 
-func newTree(dir string, l Limits) (*tree, error) {
-	if l.Entries == 0 {
-		l.Entries = defaultEntries
-	}
-	if l.Bytes == 0 {
-		l.Bytes = defaultBytes
-	}
-	real, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return nil, err
-	}
-	fd, err := unix.Open(real, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return &tree{root: fd, at: real, limits: l, times: map[string]unix.Timespec{}, buf: make([]byte, 256<<10)}, nil
+func newTree(l Limits, p Policy) *tree {
+	t := &tree{seed: maphash.MakeSeed(), buckets: make([]nameID, 1<<10), limits: l.filled(), policy: p.filled()}
+	t.nodes.add(node{mode: modeDir | 0o755, names: 1})
+	return t
 }
 
-func (t *tree) close() error {
-	t.drop()
-	return unix.Close(t.root)
+func (t *tree) node(n nodeID) *node { return t.nodes.at(uint32(n)) }
+func (t *tree) name(n nameID) *name { return t.names.at(uint32(n)) }
+
+func (t *tree) textOf(n *name) []byte {
+	return t.text.get(n.text+1, int(t.text.get(n.text, 1)[0]))
 }
 
-// begin starts a layer: what it makes, it does not hide.
-func (t *tree) begin() { t.made = map[string]bool{} }
-
-// clean returns the entry's path below the root, "." for the root itself, or
-// refuses one that an honest archive does not have.
-func clean(name string) (string, error) {
-	if strings.ContainsRune(name, 0) || slices.Contains(strings.Split(name, "/"), "..") {
-		return "", fault.New(fault.ImageHostile, "path %q leads out of the image", name)
-	}
-	if len(name) >= unix.PathMax {
-		return "", fault.New(fault.ImageHostile, "path %.100q... has %d bytes", name, len(name))
-	}
-	return path.Clean("." + path.Clean("/"+name)), nil
+// bucket places a name in the table. It differs from run to run, so nothing may
+// depend on the order of buckets.
+func (t *tree) bucket(dir nodeID, text string) int {
+	h := maphash.String(t.seed, text) + uint64(dir)*0x9E3779B97F4A7C15
+	h ^= h >> 29
+	return int(h & uint64(len(t.buckets)-1))
 }
 
-// entry lays out one entry of a layer. Its faults name it.
-func (t *tree) entry(h *tar.Header, data io.Reader) error {
-	if h.Typeflag == tar.TypeXGlobalHeader {
-		return nil
-	}
-	err := t.lay(h, data)
-	switch {
-	case err == nil:
-		return nil
-	case fault.Of(err) != fault.Bug:
-		return fmt.Errorf("entry %.200q: %w", h.Name, err)
-	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT):
-		return fault.Wrap(fault.DiskFull, err, "entry %.200q in %s", h.Name, t.at)
-	case ours(err):
-		return fault.Wrap(fault.BuildFailed, err, "entry %.200q in %s", h.Name, t.at)
-	}
-	return fault.Wrap(fault.ImageHostile, err, "entry %.200q", h.Name)
-}
-
-// ours reports whether the machine is to blame for err, and not the entry.
-func ours(err error) bool {
-	return slices.ContainsFunc([]unix.Errno{unix.EIO, unix.EROFS, unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EAGAIN}, func(e unix.Errno) bool { return errors.Is(err, e) })
-}
-
-func (t *tree) lay(h *tar.Header, data io.Reader) error {
-	if t.count++; t.count > t.limits.Entries {
-		return fault.New(fault.ImageHostile, "the image has over %d entries", t.limits.Entries)
-	}
-	name, err := clean(h.Name)
-	if err != nil {
-		return err
-	}
-	if name == "." {
-		return t.layRoot(h)
-	}
-	dir, base := path.Dir(name), path.Base(name)
-	switch {
-	case base == opaque:
-		return t.hideWithin(dir)
-	case strings.HasPrefix(name, meta) || strings.Contains(name, "/"+meta):
-		return nil
-	case strings.HasPrefix(base, whiteout):
-		return t.hide(dir, strings.TrimPrefix(base, whiteout))
-	}
-	in, err := t.within(dir)
-	if err != nil {
-		return err
-	}
-	if strings.Count(in.path, "/") >= maxDepth {
-		return fault.New(fault.ImageHostile, "it is below over %d directories", maxDepth)
-	}
-	own := path.Join(in.path, base)
-	if err := t.put(in, base, h, data); err != nil {
-		return err
-	}
-	for p := own; p != "." && !t.made[p]; p = path.Dir(p) {
-		t.made[p] = true
-	}
-	return nil
-}
-
-// layRoot takes the root's own header.
-func (t *tree) layRoot(h *tar.Header) error {
-	if h.Typeflag != tar.TypeDir {
-		return fault.New(fault.ImageHostile, "the root of the image is not a directory")
-	}
-	t.times["."] = timeOf(h)
-	return attributes(t.root, ".", h)
-}
-
-// hide removes what lower layers have at base in dir.
-func (t *tree) hide(dir, base string) error {
-	if base == "" || base == "." || base == ".." {
-		return fault.New(fault.ImageHostile, "it hides nothing that can be hidden")
-	}
-	p, err := t.openDir(dir)
-	if err != nil {
-		return absent(err)
-	}
-	defer unix.Close(p.fd)
-	return t.prune(p.fd, p.path, base)
-}
-
-// hideWithin removes what lower layers have in dir.
-func (t *tree) hideWithin(dir string) error {
-	p, err := t.openDir(dir)
-	if err != nil {
-		return absent(err)
-	}
-	defer unix.Close(p.fd)
-	return t.pruneAll(p.fd, p.path, ".")
-}
-
-// absent makes hiding what is not there a success.
-func absent(err error) error {
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return nil
-	}
-	return err
-}
-
-// prune removes base from dir but for what this layer made.
-func (t *tree) prune(dir int, dirPath, base string) error {
-	own := path.Join(dirPath, base)
-	if !t.made[own] {
-		t.drop()
-		return removeAll(dir, base)
-	}
-	kind, err := kindOf(dir, base)
-	if err != nil || kind != unix.S_IFDIR {
-		return err
-	}
-	return t.pruneAll(dir, own, base)
-}
-
-func (t *tree) pruneAll(dir int, own, base string) error {
-	f, names, err := listed(dir, base)
-	if err != nil {
-		return err
-	}
-	for _, n := range names {
-		err = errors.Join(err, t.prune(int(f.Fd()), own, n))
-	}
-	return errors.Join(err, f.Close())
-}
-
-// put makes one entry, in place of what was there.
-func (t *tree) put(in place, base string, h *tar.Header, data io.Reader) error {
-	if h.Typeflag == tar.TypeLink {
-		return t.link(in, base, h.Linkname)
-	}
-	if err := t.clear(in, base, h.Typeflag == tar.TypeDir); err != nil {
-		return err
-	}
-	switch h.Typeflag {
-	case tar.TypeDir:
-		if err := unix.Mkdirat(in.fd, base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
+// find returns a name of a directory, though nothing may have it at present.
+func (t *tree) find(dir nodeID, text string) nameID {
+	for id := t.buckets[t.bucket(dir, text)]; id != 0; {
+		n := t.name(id)
+		if n.dir == dir && string(t.textOf(n)) == text {
+			return id
 		}
-		t.times[path.Join(in.path, base)] = timeOf(h)
-		return attributes(in.fd, base, h)
-	case tar.TypeReg, tar.TypeGNUSparse, tar.TypeCont:
-		return t.regular(in, base, h, data)
-	case tar.TypeSymlink:
-		if err := unix.Symlinkat(h.Linkname, in.fd, base); err != nil {
-			return err
+		id = n.chain
+	}
+	return 0
+}
+
+// lookup returns what has the name in a directory, or 0.
+func (t *tree) lookup(dir nodeID, text string) nodeID {
+	if id := t.find(dir, text); id != 0 {
+		return t.name(id).node
+	}
+	return 0
+}
+
+// bind gives n the name, which nothing may have. It answers the faults of
+// keep, and fault.LayerPath for a path that becomes too long or too deep.
+func (t *tree) bind(dir nodeID, text string, n nodeID) (nameID, error) {
+	id := t.find(dir, text)
+	if id == 0 {
+		var err error
+		if id, err = t.newName(dir, text); err != nil {
+			return 0, err
 		}
-		return errors.Join(owner(in.fd, base, h), setTime(in.fd, base, timeOf(h)))
-	case tar.TypeChar, tar.TypeBlock, tar.TypeFifo:
-		kind := map[byte]uint32{tar.TypeChar: unix.S_IFCHR, tar.TypeBlock: unix.S_IFBLK, tar.TypeFifo: unix.S_IFIFO}[h.Typeflag]
-		if err := unix.Mknodat(in.fd, base, kind|0o600, int(unix.Mkdev(uint32(h.Devmajor), uint32(h.Devminor)))); err != nil {
-			return err
+	}
+	d, nm, nd := t.node(dir), t.name(id), t.node(n)
+	if !nm.listed {
+		nm.next, nm.listed = nameID(d.words[0]), true
+		d.words[0] = uint32(id)
+	}
+	nm.node = n
+	nd.names++
+	if nd.is(modeDir) {
+		nd.words[1] = uint32(id)
+	}
+	return id, nil
+}
+
+func (t *tree) newName(dir nodeID, text string) (nameID, error) {
+	depth, size := t.extent(dir)
+	if depth+1 > t.limits.Depth || size+1+len(text) > t.limits.PathBytes {
+		return 0, fault.New(fault.LayerPath, "with links resolved its path has %d names and %d bytes; at most %d names and %d bytes are taken", depth+1, size+1+len(text), t.limits.Depth, t.limits.PathBytes)
+	}
+	at, err := t.keep(string([]byte{byte(len(text))}) + text)
+	if err != nil {
+		return 0, err
+	}
+	if t.names.n > len(t.buckets) {
+		t.grow()
+	}
+	b := t.bucket(dir, text)
+	id := nameID(t.names.add(name{text: at, dir: dir, chain: t.buckets[b]}))
+	t.buckets[b] = id
+	return id, nil
+}
+
+// extent returns how deep a directory lies and how long its path is.
+func (t *tree) extent(dir nodeID) (depth, size int) {
+	w := t.node(dir).words[2]
+	return int(w >> 16), int(w & 0xFFFF)
+}
+
+// What names and link targets of an image may take: more than those of images
+// that people use, and 200,000 of the longest names.
+const (
+	textBytes    = 32 << 20
+	textPerEntry = 96
+)
+
+// keep keeps a name or a target, or answers fault.TooMuchMetadata.
+func (t *tree) keep(s string) (uint64, error) {
+	if t.text.total+int64(len(s)) > textBytes+textPerEntry*t.entries {
+		return 0, fault.New(fault.TooMuchMetadata, "the image's names and link targets take over %d bytes and %d for each entry", textBytes, textPerEntry)
+	}
+	return t.text.put(s), nil
+}
+
+func (t *tree) grow() {
+	t.buckets = make([]nameID, 2*len(t.buckets))
+	for id := nameID(1); uint32(id) < t.names.end(); id++ {
+		n := t.name(id)
+		b := t.bucket(n.dir, string(t.textOf(n)))
+		n.chain, t.buckets[b] = t.buckets[b], id
+	}
+}
+
+// unbind takes a name from what has it, with everything below.
+func (t *tree) unbind(id nameID) {
+	nm := t.name(id)
+	nd := t.node(nm.node)
+	nm.node = 0
+	if nd.names--; !nd.is(modeDir) {
+		return
+	}
+	for child := nameID(nd.words[0]); child != 0; child = t.name(child).next {
+		if t.name(child).node != 0 {
+			t.unbind(child)
 		}
-		return attributes(in.fd, base, h)
 	}
-	return fault.New(fault.ImageHostile, "type %q", string(h.Typeflag))
 }
 
-// clear removes what an entry replaces. A directory over a directory stays.
-func (t *tree) clear(in place, base string, dir bool) error {
-	kind, err := kindOf(in.fd, base)
-	if err != nil || kind == 0 || dir && kind == unix.S_IFDIR {
-		return err
+// clear hides what lower layers have in dir, and keeps what this one named. A
+// directory is walked once a layer, however often it is cleared.
+func (t *tree) clear(dir nodeID) {
+	d := t.node(dir)
+	if d.cleared == t.layer {
+		return
 	}
-	return removeAll(in.fd, base)
-}
-
-// link makes a hard link. What it names must be there, and not be the place
-// that the link will take.
-func (t *tree) link(in place, base, linkname string) error {
-	target, err := clean(linkname)
-	if err != nil {
-		return err
-	}
-	from, err := t.openDir(path.Dir(target))
-	if err != nil {
-		return fmt.Errorf("hard link to %.200q: %w", linkname, err)
-	}
-	defer unix.Close(from.fd)
-	name := path.Base(target)
-	kind, err := kindOf(from.fd, name)
-	switch {
-	case err != nil:
-		return err
-	case kind == 0 || kind == unix.S_IFDIR:
-		return fault.New(fault.ImageHostile, "hard link to %.200q, which is not there or a directory", linkname)
-	case path.Join(from.path, name) == path.Join(in.path, base):
-		return fault.New(fault.ImageHostile, "hard link to itself")
-	}
-	if err := t.clear(in, base, false); err != nil {
-		return err
-	}
-	return unix.Linkat(from.fd, name, in.fd, base, 0)
-}
-
-func (t *tree) regular(in place, base string, h *tar.Header, data io.Reader) error {
-	if t.bytes += h.Size; h.Size < 0 || t.bytes > t.limits.Bytes {
-		return fault.New(fault.ImageHostile, "the image's files have over %d bytes", t.limits.Bytes)
-	}
-	fd, err := unix.Openat(in.fd, base, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), base)
-	err = t.copy(f, data, h.Size)
-	if late := f.Close(); err == nil {
-		err = late
-	}
-	if err != nil {
-		return err
-	}
-	return attributes(in.fd, base, h)
-}
-
-// copy writes size bytes and leaves holes where they are zeros.
-func (t *tree) copy(f *os.File, data io.Reader, size int64) error {
-	for at := int64(0); at < size; {
-		b := t.buf[:min(int64(len(t.buf)), size-at)]
-		if _, err := io.ReadFull(data, b); err != nil {
-			return badLayer(err)
+	d.cleared = t.layer
+	id := nameID(d.words[0])
+	d.words[0] = 0
+	for id != 0 {
+		nm := t.name(id)
+		next := nm.next
+		if nm.node != 0 && nm.layer != t.layer {
+			t.unbind(id)
 		}
-		if !zero(b) {
-			if _, err := f.WriteAt(b, at); err != nil {
-				return err
+		if nm.listed = nm.node != 0; nm.listed {
+			nm.next, d.words[0] = nameID(d.words[0]), uint32(id)
+			if t.node(nm.node).is(modeDir) {
+				t.clear(nm.node)
 			}
 		}
-		at += int64(len(b))
+		id = next
 	}
-	return f.Truncate(size)
 }
 
-func zero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
+// touch notes that this layer named id and so every directory above it.
+func (t *tree) touch(id nameID) {
+	for id != 0 {
+		nm := t.name(id)
+		if nm.layer == t.layer {
+			return
 		}
+		nm.layer = t.layer
+		id = nameID(t.node(nm.dir).words[1])
 	}
-	return true
 }
 
-// finish sets the times of the directories that are left.
-func (t *tree) finish() error {
-	t.drop()
-	for name, m := range t.times {
-		p, err := t.openDir(path.Dir(name))
-		if err != nil {
-			continue // a later layer hid it
-		}
-		kind, err := kindOf(p.fd, path.Base(name))
-		if err == nil && kind == unix.S_IFDIR {
-			err = setTime(p.fd, path.Base(name), m)
-		}
-		if err = errors.Join(err, unix.Close(p.fd)); err != nil {
-			return fmt.Errorf("time of %q: %w", name, err)
-		}
+// parent returns the directory above dir. The root's is the root.
+func (t *tree) parent(dir nodeID) nodeID {
+	if own := nameID(t.node(dir).words[1]); own != 0 {
+		return t.name(own).dir
 	}
-	return nil
+	return root
+}
+
+// path returns the path of a name from the root.
+func (t *tree) path(id nameID) string {
+	var parts []string
+	for id != 0 {
+		nm := t.name(id)
+		parts = append(parts, string(t.textOf(nm)))
+		id = nameID(t.node(nm.dir).words[1])
+	}
+	slices.Reverse(parts)
+	return strings.Join(parts, "/")
+}
+
+// target returns where a symlink leads.
+func (t *tree) target(n *node) string {
+	return string(t.text.get(uint64(n.words[0])<<32|uint64(n.words[1]), int(n.words[2])))
+}
+
+// newDir adds a directory that lies in dir under a name of so many bytes.
+func (t *tree) newDir(dir nodeID, text string, n node) nodeID {
+	depth, size := t.extent(dir)
+	n.words = [3]uint32{2: uint32(depth+1)<<16 | uint32(size+1+len(text))}
+	return nodeID(t.nodes.add(n))
 }

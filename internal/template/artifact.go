@@ -99,14 +99,15 @@ type Placement struct {
 // else: ports or overrides never cause a rebuild of equal bytes.
 type ContentInputs struct {
 	Format      string // of the writer; a new layout of equal files is other bytes
-	ImageDigest string // of the platform's manifest
+	ImageDigest string // of what the image holds: its config, and its layers decompressed
 	GuestSHA256 string
 	CASHA256    string // empty: no certificate injected
+	Policy      string // what becomes of devices, set-id bits and capabilities
 }
 
 // ContentKey returns the sha256, in hex, that names the bytes made from in.
 func ContentKey(in ContentInputs) string {
-	return fingerprint("content", in.Format, in.ImageDigest, in.GuestSHA256, in.CASHA256)
+	return fingerprint("content", in.Format, in.ImageDigest, in.GuestSHA256, in.CASHA256, in.Policy)
 }
 
 // ArtifactIDOf returns the id of the artifact with that content key.

@@ -207,7 +207,7 @@ func TestFaultsOfAnImageEndItsJob(t *testing.T) {
 		"away":          {"127.0.0.1:1/app:1", fault.RegistryDown},
 		"foreign":       {service.ForeignImage(t, r.registry, "foreign", service.File{Name: "a"}), fault.ImagePlatform},
 		"foreign index": {service.ForeignIndex(t, r.registry, "findex", service.File{Name: "a"}), fault.ImagePlatform},
-		"hostile":       {service.Image(t, r.registry, "hostile", service.File{Name: "../../evil"}), fault.ImageHostile},
+		"hostile":       {service.Image(t, r.registry, "hostile", service.File{Name: "../../evil"}), fault.LayerPath},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := r.job(c.ref)
@@ -392,7 +392,7 @@ func TestABuildHasATimeLimit(t *testing.T) {
 	r.gate.shut()
 	b := r.job(r.image("app", "1"))
 	r.submit(b)
-	if out := r.master.outcome(b.JobID); out.ErrorCode != fault.Deadline.Name || !strings.Contains(out.ErrorMessage, "200ms") {
+	if out := r.master.outcome(b.JobID); out.ErrorCode != fault.BuildTooLong.Name || !strings.Contains(out.ErrorMessage, "200ms") {
 		t.Errorf("outcome %+v", out)
 	}
 }

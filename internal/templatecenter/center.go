@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,6 +31,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/rootfs"
+	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -85,6 +87,7 @@ type Center struct {
 
 	opened sync.Mutex
 	keep   keeper
+	cache  *blobcache.Cache
 	work   *os.File // locked while the work directory is ours
 	closes []io.Closer
 }
@@ -137,9 +140,12 @@ func (c *Center) open() (err error) {
 	if err := rootfs.Sweep(work); err != nil {
 		return errors.Join(fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", work), c.work.Close())
 	}
+	if c.cache, err = openCache(c.cfg.TemplateCenter, c.log); err != nil {
+		return errors.Join(err, c.work.Close())
+	}
 	keep, err := openStore(c.cfg.ArtifactStore)
 	if err != nil {
-		return errors.Join(err, c.work.Close())
+		return errors.Join(err, c.cache.Close(), c.work.Close())
 	}
 	c.keep = keep // only what is open: a nil of some type would pass for it
 	return nil
@@ -156,6 +162,13 @@ func lockDir(dir string) (*os.File, error) {
 		return nil, errors.Join(fault.Wrap(fault.DataDirLocked, err, "templatecenter.work_dir %s", dir), f.Close())
 	}
 	return f, nil
+}
+
+func openCache(t config.TemplateCenter, log *slog.Logger) (*blobcache.Cache, error) {
+	if t.CacheDir == "" { // as the configuration derives it
+		t.CacheDir = filepath.Join(t.WorkDir, "layers")
+	}
+	return blobcache.Open(blobcache.Options{Dir: t.CacheDir, Quota: int64(t.CacheQuotaMiB) << 20, Log: log})
 }
 
 func openStore(a config.ArtifactStore) (keeper, error) {
@@ -202,7 +215,7 @@ func (c *Center) Run(ctx context.Context) error {
 	loops.Wait()
 	c.queue.stop()
 	var errs []error
-	for _, one := range append(c.closes, c.work) {
+	for _, one := range append(c.closes, c.cache, c.work) {
 		errs = append(errs, one.Close())
 	}
 	return errors.Join(errs...)

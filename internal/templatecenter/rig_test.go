@@ -282,6 +282,7 @@ func newRig(t *testing.T, db *store.Store, change func(*templatecenter.Deps)) *r
 	c := config.Default()
 	c.Master.Addr, c.Auth.CallbackToken = callback.URL, token
 	c.TemplateCenter.WorkDir, c.TemplateCenter.GuestBinary = filepath.Join(t.TempDir(), "work"), guest
+	c.TemplateCenter.CacheDir = filepath.Join(t.TempDir(), "layers")
 	c.ArtifactStore.Dir = filepath.Join(t.TempDir(), "artifacts")
 	r.deps = templatecenter.Deps{Config: c, Store: db, Log: slog.New(slog.NewTextHandler(testLog{t}, nil))}
 	if change != nil {

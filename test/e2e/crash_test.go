@@ -13,7 +13,7 @@ import (
 
 // The moments at which a crash is sure to happen.
 var failpoints = []string{
-	"master.submit.after_commit", "rootfs.before_mkfs", "master.built.after_commit", "cubelet.artifact.verified", "master.resume.after_distribute",
+	"master.submit.after_commit", "rootfs.pull", "rootfs.before_finish", "rootfs.before_rename", "master.built.after_commit", "cubelet.artifact.verified", "master.resume.after_distribute",
 	"cubelet.create.journal", "cubelet.create.parts", "cubelet.create.runtime", "cubelet.create.init", "cubelet.create.confirm", "master.create.after_host",
 }
 

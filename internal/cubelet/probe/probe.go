@@ -22,6 +22,7 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubelet/mount"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/rootfs/ext4"
 )
 
 // commandTime bounds each program that a probe runs.
@@ -78,19 +79,16 @@ func Rules(ctx context.Context) error {
 }
 
 // Image makes a small ext4 image in dir, which it removes, and mounts it as the
-// image of a template is: read-only, through a loop device.
-func Image(ctx context.Context, dir string) (err error) {
-	tool, err := Tool("mke2fs")
-	if err != nil {
-		return err
-	}
+// image of a template is: written by the same hand, read-only, through a loop
+// device.
+func Image(dir string) (err error) {
 	work, err := os.MkdirTemp(dir, ".probe-*")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	image := filepath.Join(work, "image.ext4")
-	if _, err := output(ctx, tool, "-q", "-t", "ext4", "-b", "4096", "-O", "^has_journal", image, "2m"); err != nil {
+	if err := writeImage(image); err != nil {
 		return err
 	}
 	return apart(unix.CLONE_NEWNS, func() error {
@@ -100,6 +98,20 @@ func Image(ctx context.Context, dir string) (err error) {
 		}
 		return table.Release("image")
 	})
+}
+
+func writeImage(path string) (err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w, err := ext4.New(f, ext4.Options{})
+	if err != nil {
+		return err
+	}
+	_, err = w.Finish()
+	return err
 }
 
 // Overlay mounts an overlay filesystem.
@@ -117,17 +129,6 @@ func Overlay() error {
 		}
 		return unix.Mount("overlay", over+"/merged", "overlay", 0, "lowerdir="+over+"/lower,upperdir="+over+"/upper,workdir="+over+"/work")
 	})
-}
-
-// Tool returns where a program is: in PATH, or where Debian has those of the
-// administrator, which a plain user's PATH leaves out.
-func Tool(name string) (string, error) {
-	for _, p := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
-		if path, err := exec.LookPath(p); err == nil {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("%s is in none of PATH, /usr/sbin, /sbin", name)
 }
 
 // Runtime asks the gVisor runtime at path for its version.

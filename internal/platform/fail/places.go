@@ -5,6 +5,15 @@ import "slices"
 // places are all that a program may be broken at, sorted. internal/archtest
 // holds that each is in the code, and each of the code's is here.
 var places = []string{
+	"blobcache.claimed",
+	"blobcache.evict",
+	"blobcache.evicted",
+	"blobcache.opened",
+	"blobcache.renamed",
+	"blobcache.reserved",
+	"blobcache.synced",
+	"blobcache.write",
+	"blobcache.written",
 	"cubelet.artifact.verified",
 	"cubelet.create.confirm",
 	"cubelet.create.init",
@@ -24,9 +33,13 @@ var places = []string{
 	"master.resume.after_targets",
 	"master.sandbox_delete.after_commit",
 	"master.submit.after_commit",
-	"rootfs.before_mkfs",
+	"rootfs.before_finish",
 	"rootfs.before_rename",
+	"rootfs.compact",
+	"rootfs.inject",
+	"rootfs.layer",
 	"rootfs.pull",
+	"rootfs.spool",
 	"templatecenter.after_store",
 	"templatecenter.before_store",
 }

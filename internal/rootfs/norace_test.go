@@ -1,0 +1,5 @@
+//go:build !race
+
+package rootfs_test
+
+const manyEntries = 1_000_000
