@@ -111,7 +111,7 @@ func TestHostileAttributesAreBounded(t *testing.T) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
-	equal := make([]tarfile.Entry, 100_000)
+	equal := make([]tarfile.Entry, 20_000)
 	for i := range equal {
 		equal[i] = tarfile.Entry{Name: fmt.Sprintf("f%d", i), Xattrs: []tarfile.Xattr{{Name: "user.x", Value: []byte(strings.Repeat("y", 1000))}, {Name: "security.selinux", Value: fmt.Append(nil, i)}}}
 	}

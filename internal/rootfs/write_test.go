@@ -338,13 +338,13 @@ func TestALayerDamagedInTheCacheIsFetchedAnew(t *testing.T) {
 // claims to have room.
 func TestAFullDiskIsTold(t *testing.T) {
 	s := newServer(t)
-	r := request(t, s.pushBare(t, "app", archive(t, file("a", noise(12<<20))), archive(t, file("b", noise(12<<20-1)))))
+	r := request(t, s.pushBare(t, "app", archive(t, file("a", noise(3<<20))), archive(t, file("b", noise(3<<20-1)))))
 	r.WorkDir = filepath.Join(t.TempDir(), "small")
 	if err := os.Mkdir(r.WorkDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, size := range []string{"0m", "4m", "13m", "24m"} { // in the first layer, or its spool; in the second; at the end
-		if err := unix.Mount("tmpfs", r.WorkDir, "tmpfs", 0, "size="+strings.Replace(size, "0m", "4k", 1)); err != nil {
+	for _, size := range []string{"4k", "1m", "4m", "6700k"} { // in the first layer, or its spool; in the second; at the end
+		if err := unix.Mount("tmpfs", r.WorkDir, "tmpfs", 0, "size="+size); err != nil {
 			t.Fatal(err)
 		}
 		r.Free = func(string) (int64, error) { return 1 << 40, nil }
@@ -424,10 +424,10 @@ var places = []string{"rootfs.pull", "rootfs.spool", "rootfs.layer", "rootfs.inj
 // TestAFaultAtEachPlaceLeavesNothing: and the next build is as if nothing was.
 func TestAFaultAtEachPlaceLeavesNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
-	s := newServer(t)
-	few := s.pushBare(t, "few", archive(t, file("a", noise(1<<20))), archive(t, file("b", noise(1<<20))))
-	gappy := s.pushBare(t, "gappy", gappyLayers(t)...)
+	few := "oci:" + layoutOf(t, archive(t, file("a", noise(1<<20))), archive(t, file("b", noise(1<<20))))
+	gappy := "oci:" + layoutOf(t, gappyLayers(t)...)
 	r := request(t, few)
+	r.Local = true
 	want := mustWrite(t, r).SHA256
 	if err := os.Remove(filepath.Join(r.WorkDir, "out.ext4")); err != nil {
 		t.Fatal(err)
