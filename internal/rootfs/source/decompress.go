@@ -6,10 +6,10 @@ import (
 	"errors"
 	"io"
 
-	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/rootfs/inflate"
 )
 
 // readAhead is how much of a compressed layer is read at once.
@@ -150,7 +150,7 @@ func (d *decompressed) Close() error {
 // members reads gzip members one after another, to the very end.
 type members struct {
 	from *bufio.Reader
-	gz   *gzip.Reader
+	gz   *inflate.Reader
 }
 
 // next begins a member, or returns io.EOF when there is none.
@@ -160,15 +160,12 @@ func (m *members) next() (err error) {
 	}
 	first := m.gz == nil
 	if first {
-		m.gz, err = gzip.NewReader(m.from)
+		m.gz, err = inflate.NewReader(m.from)
 	} else {
 		err = m.gz.Reset(m.from)
 	}
 	if err != nil && !first {
 		return fault.New(fault.LayerTrailing, "bytes follow its gzip stream")
-	}
-	if err == nil {
-		m.gz.Multistream(false)
 	}
 	return err
 }
