@@ -82,8 +82,11 @@ func (i *injector) mountPoints() error {
 	return nil
 }
 
-// guest puts the guest in, over whatever the image has in its place.
+// guest puts the guest in, if there is one, over whatever the image has in its place.
 func (i *injector) guest(what injection) (err error) {
+	if what.guestPath == "" {
+		return nil
+	}
 	dir, _ := path.Split(GuestPath)
 	dir = strings.TrimSuffix(dir, "/")
 	how := "created"

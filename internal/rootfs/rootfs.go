@@ -49,7 +49,7 @@ type Request struct {
 	// as host:port, or host:* for every port of a host.
 	InsecureRegistries []string
 	Platform           string // linux/amd64; empty: that of this program
-	GuestPath          string // file of the guest
+	GuestPath          string // file of the guest; empty: none is put in
 	// EgressCA is a file of certificates, in PEM, that are put into the image's
 	// trust stores. Empty: none are.
 	EgressCA string
@@ -93,8 +93,10 @@ func Resolve(ctx context.Context, r Request) (*Image, error) {
 		return nil, err
 	}
 	var err error
-	if im.guestSum, im.guestSize, err = sumFile(r.GuestPath); err != nil {
-		return nil, fault.Wrap(fault.ToolMissing, err, "the guest of templatecenter.guest_binary")
+	if r.GuestPath != "" {
+		if im.guestSum, im.guestSize, err = sumFile(r.GuestPath); err != nil {
+			return nil, fault.Wrap(fault.ToolMissing, err, "the guest of templatecenter.guest_binary")
+		}
 	}
 	if r.EgressCA != "" {
 		if im.ca, err = readCA(r.EgressCA); err != nil {
