@@ -36,7 +36,7 @@ generate: ## Write generated code and documents anew
 	@scripts/generate.sh
 
 bench: build ## Print the published figures
-	@scripts/setup.sh test
+	@scripts/setup.sh bench
 	@scripts/bench.sh
 
 clean: ## Remove what was built here

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building, testing and the demo need and this machine lacks.
 # It can be run again at any time; when all is there it takes a moment.
-# usage: setup.sh run|test|check
+# usage: setup.sh run|test|bench|check
 . "$(dirname "$0")/lib.sh"
 level=${1:-run}
 GO_NEEDED=go$(sed -n 's/^go //p' "$(dirname "$0")/../tools/runsc/go.mod") # the highest of our modules
@@ -13,6 +13,7 @@ have=$(GOTOOLCHAIN=local go env GOVERSION)
 
 packages=(ca-certificates iproute2 nftables mmdebstrap docker-registry)
 [ "$level" = run ] || packages+=(e2fsprogs gcc libc6-dev mariadb-server redis-server busybox-static skopeo umoci zstd)
+[ "$level" != bench ] || command -v npm >/dev/null || packages+=(npm)
 missing=()
 for p in "${packages[@]}"; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
