@@ -226,8 +226,6 @@ type progressLine struct {
 	last     string
 }
 
-const barWidth = 24
-
 func (p *progressLine) show(j *cubeapi.Job) {
 	text := fmt.Sprintf("%3d%% %-14s", j.Progress, strings.ToLower(j.Phase))
 	pull := ""
@@ -237,19 +235,28 @@ func (p *progressLine) show(j *cubeapi.Job) {
 	if j.ExpectedNodeCount > 0 {
 		pull = fmt.Sprintf(" hosts %d/%d ready, %d failed", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
 	}
+	p.draw(j.Progress, text, text+pull)
+}
+
+const barWidth = 24
+
+// draw shows text: beside a bar on a terminal, elsewhere as a line when key is
+// another than before.
+func (p *progressLine) draw(percent int, key, text string) {
 	if p.terminal {
-		done := j.Progress * barWidth / 100
-		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %s%s", strings.Repeat("=", done), strings.Repeat(" ", barWidth-done), text, pull)
+		done := percent * barWidth / 100
+		fmt.Fprintf(p.w, "\r\x1b[K[%s%s] %s", strings.Repeat("=", done), strings.Repeat(" ", barWidth-done), text)
+		p.last = key
 		return
 	}
-	if text != p.last {
-		fmt.Fprintln(p.w, text+pull)
-		p.last = text
+	if key != p.last {
+		fmt.Fprintln(p.w, text)
+		p.last = key
 	}
 }
 
 func (p *progressLine) end() {
-	if p.terminal {
+	if p.terminal && p.last != "" {
 		fmt.Fprintln(p.w)
 	}
 }
