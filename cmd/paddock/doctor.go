@@ -21,8 +21,8 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/datadir"
-	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/rootfs"
 )
 
 // What a machine needs, and what it should have: one sandbox of the default

@@ -258,7 +258,7 @@ func (g *generator) baseName() string {
 	if g.one(30) {
 		b[0] = '.'
 		if n < 3 {
-			b = append(b, "x."...)
+			return ".x."
 		}
 	}
 	if strings.HasPrefix(string(b), ".wh.") {

@@ -153,7 +153,7 @@ func foundNames(at string, s stack, m *model) error {
 			}
 			err := unix.Access(filepath.Join(at, e.name), unix.F_OK)
 			if (err == nil) != (m.names[e.name] != nil) {
-				return fmt.Errorf("%q is found with %v", e.name, err)
+				return fmt.Errorf("%q is there: %t", e.name, err == nil)
 			}
 		}
 	}

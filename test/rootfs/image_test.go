@@ -120,11 +120,11 @@ func imageAgainst(ctx context.Context, work string, b built, m *model) ([]differ
 		return err
 	})
 	if err != nil {
-		return append(bad, difference{"kernel", "", "", err.Error()}), nil
+		return append(bad, difference{"kernel", "", "", err.Error()}), nil //nolint:nilerr // it is told as a difference
 	}
 	got, err := readImage(ctx, image)
 	if err != nil {
-		return append(bad, difference{"reader", "", "", err.Error()}), nil
+		return append(bad, difference{"reader", "", "", err.Error()}), nil //nolint:nilerr // it is told as a difference
 	}
 	bad = append(bad, said("reader", want, nodes, got)...)
 	more, err := debugfsAgainst(ctx, work, image, want, got)

@@ -181,7 +181,7 @@ func secondOpinion(ctx context.Context, work string, s stack) ([]difference, err
 	}
 	u, err := stored(ctx, work, s)
 	if err != nil {
-		return []difference{{"containers/storage", "", "", err.Error()}}, nil
+		return []difference{{"containers/storage", "", "", err.Error()}}, nil //nolint:nilerr // it is told as a difference
 	}
 	return u.against("containers/storage", m, umociBelief, storageExcuses(m))
 }

@@ -121,7 +121,7 @@ func TestItTakesNoMoreThanItNeeds(t *testing.T) {
 			t.Fatalf("after %d bytes %g of %d are left, not about %g", done, got, len(packed), left)
 		}
 	}
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
 }
@@ -140,7 +140,7 @@ func TestMembersFollowEachOther(t *testing.T) {
 		}
 		got = append(got, string(b))
 	}
-	if err != io.EOF || fmt.Sprint(got) != "[one  three]" {
+	if !errors.Is(err, io.EOF) || fmt.Sprint(got) != "[one  three]" {
 		t.Errorf("%q, %v", got, err)
 	}
 }
@@ -181,7 +181,7 @@ func TestEveryCutIsNoticed(t *testing.T) {
 		packed := pack(t, level, texts()["words"][:3_000])
 		for cut := range len(packed) {
 			_, _, err := unpack(buffered(packed[:cut]))
-			if want := io.ErrUnexpectedEOF; cut > 0 && !errors.Is(err, want) || cut == 0 && err != io.EOF {
+			if want := io.ErrUnexpectedEOF; cut > 0 && !errors.Is(err, want) || cut == 0 && !errors.Is(err, io.EOF) {
 				t.Fatalf("level %d cut at %d of %d: %v", level, cut, len(packed), err)
 			}
 		}
