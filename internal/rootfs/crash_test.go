@@ -49,14 +49,17 @@ func buildOnce(ref, guest, work string) (string, error) {
 // TestAKillAtEachPlaceLeavesWhatSweepRemoves: and never half an image.
 func TestAKillAtEachPlaceLeavesWhatSweepRemoves(t *testing.T) {
 	few := layoutOf(t, archive(t, file("a", noise(1<<20))), archive(t, file("b", noise(1<<20))))
-	gappy := layoutOf(t, gappyLayers(t)...)
+	gappy, ahead := layoutOf(t, gappyLayers(t)...), layoutOf(t, aheadLayers(t)...)
 	guest := request(t, "none").GuestPath
 	work := t.TempDir()
 	run := func(place string) (string, error) {
 		c := exec.Command(os.Args[0])
 		dir := few
-		if place == "rootfs.compact" {
+		switch place {
+		case "rootfs.compact":
 			dir = gappy
+		case "rootfs.spool":
+			dir = ahead
 		}
 		c.Env = append(os.Environ(), "ROOTFS_BUILD=oci:"+dir, "ROOTFS_GUEST="+guest, "ROOTFS_WORK="+work)
 		if place != "" {
@@ -89,6 +92,13 @@ func TestAKillAtEachPlaceLeavesWhatSweepRemoves(t *testing.T) {
 	if got, err := run(""); err != nil || got != want {
 		t.Errorf("%q, %v after the kills, %q before", got, err, want)
 	}
+}
+
+// aheadLayers are two of which the upper one is read long before the lower one
+// is, so that it must be spooled.
+func aheadLayers(t *testing.T) [][]byte {
+	t.Helper()
+	return [][]byte{archive(t, file("a", noise(32<<20))), archive(t, file("b", noise(1<<20)))}
 }
 
 // layoutOf is an OCI layout with one image.

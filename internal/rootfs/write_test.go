@@ -425,7 +425,7 @@ var places = []string{"rootfs.pull", "rootfs.spool", "rootfs.layer", "rootfs.inj
 func TestAFaultAtEachPlaceLeavesNothing(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	few := "oci:" + layoutOf(t, archive(t, file("a", noise(1<<20))), archive(t, file("b", noise(1<<20))))
-	gappy := "oci:" + layoutOf(t, gappyLayers(t)...)
+	gappy, ahead := "oci:"+layoutOf(t, gappyLayers(t)...), "oci:"+layoutOf(t, aheadLayers(t)...)
 	r := request(t, few)
 	r.Local = true
 	want := mustWrite(t, r).SHA256
@@ -433,8 +433,11 @@ func TestAFaultAtEachPlaceLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, place := range places {
-		if r.Reference = few; place == "rootfs.compact" {
+		switch r.Reference = few; place {
+		case "rootfs.compact":
 			r.Reference = gappy
+		case "rootfs.spool":
+			r.Reference = ahead
 		}
 		disarm := fail.Arm(place, "error")
 		_, _, err := write(t, t.Context(), r)
