@@ -14,7 +14,6 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -165,9 +164,6 @@ func lockDir(dir string) (*os.File, error) {
 }
 
 func openCache(t config.TemplateCenter, log *slog.Logger) (*blobcache.Cache, error) {
-	if t.CacheDir == "" { // as the configuration derives it
-		t.CacheDir = filepath.Join(t.WorkDir, "layers")
-	}
 	return blobcache.Open(blobcache.Options{Dir: t.CacheDir, Quota: int64(t.CacheQuotaMiB) << 20, Log: log})
 }
 

@@ -95,7 +95,7 @@ type TemplateCenter struct {
 	WorkDir             string        `yaml:"work_dir" env:"CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR" doc:"scratch; empty: work/ in the data directory"`
 	MaxConcurrentBuilds int           `yaml:"max_concurrent_builds" env:"CUBE_TEMPLATE_CENTER_MAX_CONCURRENT_BUILDS" doc:"builds at once; the rest wait"`
 	InsecureRegistries  []string      `yaml:"insecure_registries" env:"PADDOCK_INSECURE_REGISTRIES" doc:"host:port of registries that may be reached by plain HTTP"`
-	CacheDir            string        `yaml:"cache_dir" env:"PADDOCK_LAYER_CACHE_DIR" doc:"layers as registries sent them; empty: layers/ in the scratch directory"`
+	CacheDir            string        `yaml:"cache_dir" env:"PADDOCK_LAYER_CACHE_DIR" doc:"layers as registries sent them; empty: layers/ in the data directory"`
 	CacheQuotaMiB       int           `yaml:"cache_quota_mib" env:"PADDOCK_LAYER_CACHE_QUOTA_MIB" doc:"MiB of layers that are kept; those of running builds may exceed it"`
 	EgressCA            string        `yaml:"egress_ca" env:"PADDOCK_EGRESS_CA" doc:"PEM file of certificates put into the trust stores of every template; empty: none"`
 	ImageLimits         ImageLimits   `yaml:"image_limits"`

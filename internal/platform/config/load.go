@@ -149,7 +149,7 @@ func derive(c *Config) {
 	}
 	set(&c.ArtifactStore.Dir, filepath.Join(c.DataDir, "artifacts"))
 	set(&c.TemplateCenter.WorkDir, filepath.Join(c.DataDir, "work"))
-	set(&c.TemplateCenter.CacheDir, filepath.Join(c.TemplateCenter.WorkDir, "layers"))
+	set(&c.TemplateCenter.CacheDir, filepath.Join(c.DataDir, "layers"))
 	set(&c.Master.Addr, "http://"+reachable(c.Master.Listen))
 	set(&c.Master.TemplateCenterAddr, "http://"+reachable(c.TemplateCenter.Listen))
 	set(&c.Master.DownloadBaseURL, c.Master.Addr)
