@@ -52,6 +52,16 @@ func TestClassesAreTold(t *testing.T) {
 	}
 }
 
+// A sandbox whose disk is full stays full until somebody frees room, whereas a
+// host that is full may have room for the next try.
+func TestWhatTryingAgainDoesNotMend(t *testing.T) {
+	for code, again := range map[*fault.Code]bool{fault.SandboxDiskFull: false, fault.HostFull: true, fault.NoCapacity: true} {
+		if got := fault.Describe(fault.New(code, "x")).Retryable; got != again {
+			t.Errorf("%s: retryable %v, want %v", code.Name, got, again)
+		}
+	}
+}
+
 func TestOf(t *testing.T) {
 	inner := fault.New(fault.StoreUnavailable, "read jobs")
 	for _, c := range []struct {
