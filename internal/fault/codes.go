@@ -81,7 +81,6 @@ var (
 	JobNotFound       = code("job_not_found", NotFound, 0, "no job has that id", "`paddock tpl list` shows the newest job of each template")
 	ArtifactNotFound  = code("artifact_not_found", NotFound, 0, "no artifact has that id, or its bytes are gone", "rebuild the template")
 	ArtifactCorrupt   = code("artifact_corrupt", Internal, 0, "the bytes do not match the recorded sha256 or size", "rebuild the template; check the disk of the artifact store")
-	BuildersBusy      = code("builders_busy", Exhausted, 0, "all builders are busy", "try again later, or raise templatecenter.max_concurrent_builds")
 
 	// Sandboxes and hosts.
 	NoHost           = code("no_host", Unavailable, 130598, "no host is fit to be chosen", "start a cubelet; `paddock host list` shows why each host is out")

@@ -228,7 +228,7 @@ func TestACentreThatIsAwayIsAskedAgain(t *testing.T) {
 		r := newRig(t, dsn)
 		r.start()
 		r.host(0, plenty)
-		r.center.set(func(c *fakeCenter) { c.refuse = fault.New(fault.BuildersBusy, "build") })
+		r.center.set(func(c *fakeCenter) { c.refuse = fault.New(fault.PeerUnavailable, "build") })
 		j, err := r.api.FromImage(t.Context(), image())
 		must(t, err)
 		r.center.set(func(c *fakeCenter) { c.refuse = nil })

@@ -119,9 +119,10 @@ func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write([]byte(`{"status":"ok"}`))
 }
 
-// answer is a refusal as the real master words it.
+// answer is a refusal as the real master words it. Of 429 it has no code today;
+// one of a newer master has the class of its status.
 func answer(w http.ResponseWriter, status int) {
-	code := map[int]string{http.StatusNotFound: "job_not_found", http.StatusConflict: "state_conflict", http.StatusTooManyRequests: "builders_busy"}[status]
+	code := map[int]string{http.StatusNotFound: "job_not_found", http.StatusConflict: "state_conflict", http.StatusTooManyRequests: "unheard_of"}[status]
 	if code == "" {
 		code = "store_unavailable"
 	}

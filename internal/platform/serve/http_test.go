@@ -191,7 +191,7 @@ func face(t *testing.T) (server *httptest.Server, log *lines, reg *prometheus.Re
 		WriteJSON(w, http.StatusOK, map[string]string{"id": r.PathValue("id"), "request": logs.RequestID(r.Context())})
 	})
 	mux.HandleFunc("GET /fault", func(w http.ResponseWriter, r *http.Request) {
-		WriteError(w, r, fault.New(fault.BuildersBusy, "build"))
+		WriteError(w, r, fault.New(fault.HostFull, "sandbox i1"))
 	})
 	mux.HandleFunc("GET /panic", func(http.ResponseWriter, *http.Request) { panic("hunter2") })
 	mux.HandleFunc("GET /late-panic", func(w http.ResponseWriter, _ *http.Request) {
@@ -244,8 +244,8 @@ func TestMiddlewareAnswers(t *testing.T) {
 		want         string
 	}{
 		{"GET", "/things/7", 200, `{"id":"7","request":"req-given"}`},
-		{"GET", "/fault", 429, `"code":"builders_busy"`},
-		{"GET", "/fault", 429, `"ret_code":130429`},
+		{"GET", "/fault", 429, `"code":"insufficient_capacity"`},
+		{"GET", "/fault", 429, `"ret_code":130480`},
 		{"GET", "/panic", 500, `"message":"internal error"`},
 		{"GET", "/late-panic", 202, ""},
 		{"GET", "/file", 200, "0123456789"},
@@ -267,7 +267,7 @@ func TestMiddlewareAnswers(t *testing.T) {
 		}
 	}
 	server.Close() // returns when every request is done, and logged
-	for _, want := range []string{`"route":"GET /things/{id}"`, `"request_id":"req-given"`, `"code":"builders_busy"`, `"panic":"hunter2"`, `"route":"unknown"`} {
+	for _, want := range []string{`"route":"GET /things/{id}"`, `"request_id":"req-given"`, `"code":"insufficient_capacity"`, `"panic":"hunter2"`, `"route":"unknown"`} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("the log lacks %s", want)
 		}
