@@ -67,9 +67,3 @@ type Envelope struct {
 func OK(requestID string) Envelope {
 	return Envelope{RequestID: requestID, Ret: Ret{Code: 200, Message: "success"}}
 }
-
-// Refuse returns the envelope of a failure.
-func Refuse(requestID string, err error) Envelope {
-	d := fault.DetailOf(err)
-	return Envelope{RequestID: requestID, Ret: Ret{Code: fault.Of(err).RetCode(), Message: d.Message}, Error: &d}
-}

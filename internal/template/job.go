@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fsm"
-	"github.com/paddock-dev/paddock/internal/host"
 )
 
 // JobState is where a job stands. Two states are RUNNING on the wire, since a
@@ -114,6 +113,3 @@ type Pull struct {
 
 // PhaseTimes maps a phase to when it began.
 type PhaseTimes map[Phase]time.Time
-
-// Scope is the hosts that a request named; empty means all healthy ones.
-type Scope []host.ID

@@ -110,16 +110,6 @@ func sweep(dir string) {
 	}
 }
 
-// Sub makes the directory called name within d, for its owner only, and
-// returns its path. Otherwise fault.DataDir.
-func (d *Dir) Sub(name string) (string, error) {
-	path := filepath.Join(d.Path, name)
-	if err := private(path); err != nil {
-		return "", fault.Wrap(fault.DataDir, err, "directory %s", path)
-	}
-	return path, nil
-}
-
 // Lock keeps every other process that locks the same role out of this
 // directory until release is called or the process ends. Otherwise
 // fault.DataDirLocked, naming the process that has it. The file stays: to

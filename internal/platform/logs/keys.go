@@ -6,15 +6,11 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 )
 
-// Keys of attributes, so that one thing has one name in every line.
+// Keys of the attributes that the platform writes, so that one thing has one
+// name in every line. An id goes by its name on the wire, as in sandbox_id.
 const (
 	KeyRequestID = "request_id"
 	KeyTraceID   = "trace_id"
-	KeyHost      = "host_id"
-	KeySandbox   = "sandbox_id"
-	KeyTemplate  = "template_id"
-	KeyJob       = "job_id"
-	KeyArtifact  = "artifact_id"
 	KeyCode      = "code"
 	KeyError     = "error"
 	KeyTook      = "took"

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
 )
@@ -24,22 +23,6 @@ func Pin(ctx context.Context, tx *store.Tx, d template.Definition) error {
 // first, at most limit.
 func DefinitionsIn(ctx context.Context, tx *store.Tx, state template.State, limit int) ([]template.Definition, error) {
 	return store.Collect(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition WHERE state = ? ORDER BY changed_us, id LIMIT ?`, string(state), limitOf(limit))
-}
-
-// AllPlacements returns which artifacts each host holds.
-func AllPlacements(ctx context.Context, tx *store.Tx) (map[host.ID][]template.ArtifactID, error) {
-	type pair struct {
-		h host.ID
-		a template.ArtifactID
-	}
-	list, err := store.Collect(ctx, tx, func(r store.Scanner) (p pair, err error) {
-		return p, r.Scan(&p.h, &p.a)
-	}, `SELECT host_id, artifact_id FROM placement`)
-	held := map[host.ID][]template.ArtifactID{}
-	for _, p := range list {
-		held[p.h] = append(held[p.h], p.a)
-	}
-	return held, err
 }
 
 // RemoveReplicas removes the rows of a template that never came to be.
