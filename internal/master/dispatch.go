@@ -204,4 +204,4 @@ func (m *Master) failQueued(ctx context.Context, id template.JobID, why error) e
 // maxWords bounds the words of a failure that a row keeps.
 const maxWords = 4096
 
-func clip(s string) string { return s[:min(len(s), maxWords)] }
+func clip(s string) string { return fault.Clip(s, maxWords) }

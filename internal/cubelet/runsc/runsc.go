@@ -20,6 +20,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
+	"github.com/paddock-dev/paddock/internal/fault"
 )
 
 // Driver is one runsc binary with one root directory for its state. It
@@ -153,7 +154,7 @@ func tail(path string) string {
 		return err.Error()
 	}
 	b = bytes.TrimSpace(b)
-	return string(b[max(0, len(b)-600):])
+	return fault.ClipEnd(string(b), 600)
 }
 
 // upperAnnotation names an archive that the runtime unpacks over the root. So

@@ -69,6 +69,9 @@ func GetSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) (sandbox.Sandb
 	return s, err
 }
 
+// maxReason is what the column takes.
+const maxReason = 512
+
 // Filter narrows ListSandboxes; zero fields do not.
 type Filter struct {
 	States        []sandbox.State
@@ -119,7 +122,7 @@ func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbo
 		return s, fmt.Errorf("sandbox %s: %w", s.ID, err)
 	}
 	n, err := tx.Exec(ctx, `UPDATE sandbox SET state = ?, version = version + 1, host_id = ?, ip = ?, reason = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
-		string(to), []byte(s.HostID), []byte(s.IP), []byte(clip(s.Reason, 512)), tx.Now.UnixMicro(), string(s.ID), string(s.State), s.Version)
+		string(to), []byte(s.HostID), []byte(s.IP), []byte(fault.Clip(s.Reason, maxReason)), tx.Now.UnixMicro(), string(s.ID), string(s.State), s.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict
 	}
@@ -130,8 +133,6 @@ func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbo
 	s.State, s.Version, s.ChangedAt = to, s.Version+1, tx.Now
 	return s, nil
 }
-
-func clip(s string, n int) string { return s[:min(n, len(s))] }
 
 // ForgetSandboxes removes rows that ended before the given time, at most limit.
 func ForgetSandboxes(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,6 +175,27 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 		}
 		got, err := sandboxdb.GetSandbox(ctx, tx, b.ID)
 		same(t, b, got)
+		return err
+	})
+	longReasonsAreCut(t, s)
+}
+
+// longReasonsAreCut: a reason is another program's words, of any length, and
+// what is kept of it must still be text.
+func longReasonsAreCut(t *testing.T, s *store.Store) {
+	update(t, s, func(ctx context.Context, tx *store.Tx) error {
+		b, err := sandboxdb.AddSandbox(ctx, tx, box(2))
+		if err != nil {
+			return err
+		}
+		b.Reason = strings.Repeat("磁", 200)
+		if _, err = sandboxdb.MoveSandbox(ctx, tx, b, sandbox.OnEndAsked); err != nil {
+			return err
+		}
+		got, err := sandboxdb.GetSandbox(ctx, tx, b.ID)
+		if got.Reason != strings.Repeat("磁", 170) {
+			t.Errorf("kept %d bytes: %q", len(got.Reason), got.Reason)
+		}
 		return err
 	})
 }
