@@ -3,8 +3,8 @@
 // clients that speak them.
 //
 // It translates; it decides nothing. Names are those of spec/template-center
-// and facts/template-centre 1, so that existing tools work unchanged. Wire
-// words (READY, PENDING) exist only in wire.go of this package.
+// and, where it gives none, those that existing tools speak, so that they work
+// unchanged. Wire words (READY, PENDING) exist only in wire.go of this package.
 package cubeapi
 
 import "github.com/paddock-dev/paddock/internal/fault"
@@ -49,7 +49,7 @@ const (
 	PathTCHealth         = "/health"
 )
 
-// Ret is the outcome that every answer of a /cube/ path carries (facts 1.1).
+// Ret is the outcome that every answer of a /cube/ path carries.
 // The HTTP status says the same thing truly.
 type Ret struct {
 	Code    int    `json:"ret_code"`

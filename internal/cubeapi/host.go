@@ -2,7 +2,7 @@ package cubeapi
 
 import "github.com/paddock-dev/paddock/internal/host"
 
-// HostRegisterRequest is a cubelet's first word (facts/scheduler-and-sandbox 6.1).
+// HostRegisterRequest is a cubelet's first word.
 type HostRegisterRequest struct {
 	RequestID    string            `json:"requestID"`
 	NodeID       string            `json:"node_id"`

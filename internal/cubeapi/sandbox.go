@@ -2,7 +2,7 @@ package cubeapi
 
 import "github.com/paddock-dev/paddock/internal/fault"
 
-// SandboxCreateRequest asks for a sandbox (facts/scheduler-and-sandbox 1.3).
+// SandboxCreateRequest asks for a sandbox.
 // The template is named by id or alias, in template_id or in the annotation
 // cube.master.appsnapshot.template.id.
 type SandboxCreateRequest struct {
@@ -29,7 +29,7 @@ type Container struct {
 	Resources *Quantity  `json:"resources,omitempty"`
 }
 
-// AnnotationTemplate names the template in an annotation (facts 1.4).
+// AnnotationTemplate names the template in an annotation.
 const AnnotationTemplate = "cube.master.appsnapshot.template.id"
 
 // SandboxAnswer carries one sandbox.

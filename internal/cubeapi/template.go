@@ -2,7 +2,7 @@ package cubeapi
 
 import "github.com/paddock-dev/paddock/internal/fault"
 
-// FromImageRequest asks for a template made of an image (facts 1.3).
+// FromImageRequest asks for a template made of an image.
 type FromImageRequest struct {
 	RequestID         string             `json:"requestID"`
 	SourceImageRef    string             `json:"source_image_ref"`
@@ -47,7 +47,7 @@ type JobAnswer struct {
 	Job *Job `json:"job,omitempty"`
 }
 
-// Job is a job as shown (facts 1.3). Zero values are left out.
+// Job is a job as shown. Zero values are left out.
 type Job struct {
 	JobID              string           `json:"job_id"`
 	TemplateID         string           `json:"template_id,omitempty"`
@@ -99,7 +99,7 @@ type TemplateAnswer struct {
 	Template
 }
 
-// Template is a template as shown (facts 1.6).
+// Template is a template as shown.
 type Template struct {
 	TemplateID    string    `json:"template_id,omitempty"`
 	Alias         string    `json:"alias,omitempty"`
@@ -145,7 +145,7 @@ type AliasRequest struct {
 	Alias string `json:"alias"`
 }
 
-// BuildStatusAnswer is the status of any job in the E2B form (facts 1.9).
+// BuildStatusAnswer is the status of any job in the E2B form.
 type BuildStatusAnswer struct {
 	Envelope
 	BuildID      string `json:"build_id"`
@@ -157,7 +157,7 @@ type BuildStatusAnswer struct {
 	Message      string `json:"message"`
 }
 
-// TCBuildRequest hands a persisted job to the template centre (facts 1.13).
+// TCBuildRequest hands a persisted job to the template centre.
 // Credentials travel here and nowhere else.
 type TCBuildRequest struct {
 	JobID      string           `json:"job_id"`
@@ -183,7 +183,7 @@ type TCDeleteRequest struct {
 }
 
 // JobReport is what the template centre tells the master of a job: progress,
-// BUILT with the artifact, or FAILED (facts 1.12). Absent fields change nothing.
+// BUILT with the artifact, or FAILED. Absent fields change nothing.
 type JobReport struct {
 	Status             string `json:"status,omitempty"` // RUNNING, BUILT, FAILED
 	Phase              string `json:"phase,omitempty"`

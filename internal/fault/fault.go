@@ -18,7 +18,8 @@ type Class struct {
 	Name string
 	HTTP int
 	GRPC uint32
-	// Ret is the ret_code of the JSON envelope (facts/template-centre 1.1).
+	// Ret is the ret_code of the JSON envelope, a number of its own range that
+	// existing clients look for.
 	Ret  int
 	Exit int
 	// Retry: the same call may succeed later without the caller changing it.

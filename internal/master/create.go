@@ -157,9 +157,9 @@ func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbo
 }
 
 // elsewhere notes why a host did not make it and reports whether another host
-// may (facts/scheduler-and-sandbox 1.10). Room and transport are a matter of
-// the host, and are tried until time is up; a runtime that fails may be a
-// matter of the image; the rest is a matter of the request.
+// may. Room and transport are a matter of the host, and are tried until time is
+// up; a runtime that fails may be a matter of the image; the rest is a matter
+// of the request, which every host would refuse.
 func (a *attempts) elsewhere(err error) bool {
 	a.last = err
 	is := func(codes ...*fault.Code) bool {

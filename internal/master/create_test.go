@@ -222,8 +222,8 @@ func TestAHostThatIsAwaySendsToAnother(t *testing.T) {
 	})
 }
 
-// facts/scheduler-and-sandbox 11.2 (3): the host makes it and the reply is
-// lost.
+// The host makes it and the reply is lost: a caller that tries again must not
+// get a second one, nor leave the first behind.
 func TestALostReplyLeavesOneSandboxOrNone(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		t.Run(map[int]string{1: "one host", 2: "another host"}[n], func(t *testing.T) {
@@ -368,8 +368,7 @@ func TestAHostThatHangsIsLeft(t *testing.T) {
 	}
 }
 
-// facts/scheduler-and-sandbox 11.2 (1) and (2): creates at once, by one master
-// and by two, never take more than there is.
+// Creates at once, by one master and by two, never take more than there is.
 func TestConcurrentCreatesNeverOversell(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
 		r, hosts := ready(t, dsn, 2, roomFor(5), patient)

@@ -15,7 +15,8 @@ import (
 
 func broken(context.Context) error { return fault.New(fault.DiskFull, "artifact") }
 
-// facts/template-centre 2.6
+// What becomes of the template, of its job and of each replica depends on how
+// many of its hosts took it: all, some or none.
 func TestTheMatrixOfOutcomes(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
 		r := newRig(t, dsn)

@@ -256,8 +256,7 @@ func (m *Master) serveAlias(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
-// moveAlias gives the template an alias, takes it from another, or clears it
-// (facts 1.7).
+// moveAlias gives the template an alias, takes it from another, or clears it.
 func (m *Master) moveAlias(r *http.Request, tx *store.Tx, alias string) (template.Definition, error) {
 	ctx := r.Context()
 	d, err := templatedb.Resolve(ctx, tx, r.PathValue("template_id"))

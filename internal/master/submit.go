@@ -60,8 +60,8 @@ func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
 	m.answerJob(w, r, req.RequestID, j, err)
 }
 
-// normalise fills the defaults and refuses what breaks a rule (facts 1.3). All
-// faults that need no look at the rows are found here.
+// normalise fills the defaults and refuses what breaks a rule. All faults
+// that need no look at the rows are found here.
 func normalise(r *cubeapi.FromImageRequest) error {
 	set := func(s *string, v string) {
 		if *s == "" {

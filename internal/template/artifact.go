@@ -14,7 +14,7 @@ import (
 type ArtifactState string
 
 // The states of an artifact. The two states of deletion differ in who may act:
-// cleanup_pending waits for the hosts, deleting lets the bytes go (design 5).
+// cleanup_pending waits for the hosts, deleting lets the bytes go.
 const (
 	ArtifactBuilding ArtifactState = "building"
 	ArtifactReady    ArtifactState = "ready"

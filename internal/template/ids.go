@@ -36,7 +36,7 @@ var (
 	idForm    = regexp.MustCompile(`^[a-z]{2,8}-[a-z0-9-]{1,64}$`)
 )
 
-// CheckAlias refuses what cannot be an alias (spec 3.1, facts 1.3): reserved
+// CheckAlias refuses what cannot be an alias (spec/template-center 3.1): reserved
 // prefixes would let an alias pose as an id.
 func CheckAlias(alias string) error {
 	if !aliasForm.MatchString(alias) || strings.HasPrefix(alias, IDPrefix) || strings.HasPrefix(alias, "snap-") {

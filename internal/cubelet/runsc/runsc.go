@@ -1,7 +1,7 @@
 // Package runsc runs sandboxes under gVisor. It knows the runtime's flags and
-// traps (facts/feasibility 3) and nothing of networks, limits or journals: what
-// it is given, it runs. It must never take a process for its own unless that
-// was started with its root directory.
+// traps, and nothing of networks, limits or journals: what it is given, it
+// runs. It must never take a process for its own unless that was started with
+// its root directory.
 package runsc
 
 import (
