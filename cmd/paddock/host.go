@@ -10,7 +10,7 @@ import (
 )
 
 func (a *app) hostCommand() *cobra.Command {
-	c := &cobra.Command{Use: "host", Short: "Look at the hosts"}
+	c := &cobra.Command{Use: "host", Short: "Look at the hosts, and say which may be used"}
 	table := func(w io.Writer, all []cubeapi.Host) {
 		fmt.Fprintln(w, "NODE_ID\tIP\tTYPE\tHEALTH\tCPU\tMEMORY_MIB\tSANDBOXES\tTEMPLATES\tREASON")
 		for _, h := range all {
@@ -36,6 +36,6 @@ func (a *app) hostCommand() *cobra.Command {
 			return a.show(h, func(w io.Writer) { table(w, []cubeapi.Host{*h}) })
 		})
 	}}
-	c.AddCommand(list, info, a.hostRemoveCommand())
+	c.AddCommand(list, info, a.cordonCommand(true), a.cordonCommand(false), a.hostRemoveCommand())
 	return c
 }

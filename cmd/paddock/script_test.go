@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -25,6 +26,7 @@ func TestAlone(t *testing.T) { scripts(t, "testdata/alone", nil) }
 //
 //	exits CODE PROGRAM ARG...    runs it and wants this exit status
 //	is json|yaml stdout|stderr   wants one document of that form
+//	until PROGRAM ARG...         runs it again until it succeeds
 func scripts(t *testing.T, dir string, env map[string]string) {
 	testscript.Run(t, testscript.Params{
 		Dir: dir, RequireExplicitExec: true, RequireUniqueNames: true,
@@ -37,7 +39,7 @@ func scripts(t *testing.T, dir string, env map[string]string) {
 			e.Setenv("PADDOCK", self) // for scripts that change PATH
 			return err
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "is": is},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "is": is, "until": until},
 	})
 }
 
@@ -55,6 +57,24 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit status %d, want %d", got, want)
+	}
+}
+
+// until leaves the streams of the last run to be looked at.
+func until(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 1 {
+		ts.Fatalf("usage: until PROGRAM ARG...")
+	}
+	const longest = 30 * time.Second
+	deadline := time.After(longest)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for ts.Exec(args[0], args[1:]...) != nil {
+		select {
+		case <-deadline:
+			ts.Fatalf("it failed for %s", longest)
+		case <-tick.C:
+		}
 	}
 }
 

@@ -80,7 +80,7 @@ func startUp(t *testing.T) *up {
 	u := &up{dir: filepath.Join(dir, "data"), config: filepath.Join(dir, "paddock.yaml"), master: freePort(t), centre: freePort(t), cubelet: freePort(t), log: &output{}}
 	check(t, os.WriteFile(u.config, fmt.Appendf(nil, `data_dir: %s
 log: {level: debug, format: json}
-master: {listen: %s, sweep_interval: 500ms}
+master: {listen: %s, sweep_interval: 500ms, host_stale_after: 5s}
 templatecenter: {listen: %s, guest_binary: %s}
 cubelet: {listen: %s, runsc: %s, heartbeat_interval: 300ms, max_sandboxes: 16}
 `, u.dir, u.master, u.centre, runtimetest.Build(t, dir, "cmd/paddock-guest"), u.cubelet, runtimetest.Runsc(t)), 0o600))
@@ -142,8 +142,19 @@ func TestUp(t *testing.T) {
 	t.Run("what the tracer loses is logged", u.testTracerIsLogged)
 	t.Run("exec", u.testExec)
 	t.Run("scripts", func(t *testing.T) {
+		u.silentHost(t, "silent")
 		scripts(t, "testdata/up", map[string]string{"PADDOCK_DATA_DIR": u.dir, "PADDOCK_CONFIG": u.config, "MASTER": "http://" + u.master, "KEY": u.apiKey})
 	})
+}
+
+// silentHost registers a host that is never heard of again.
+func (u *up) silentHost(t *testing.T, name string) {
+	t.Helper()
+	token, err := os.ReadFile(filepath.Join(u.dir, "secrets", "host-token"))
+	check(t, err)
+	check(t, cubeapi.NewHostClient("http://"+u.master, strings.TrimSpace(string(token))).Register(t.Context(), cubeapi.HostRegisterRequest{
+		NodeID: name, HostIP: "127.0.0.1", GRPCPort: 1, InstanceType: "elsewhere",
+	}))
 }
 
 func TestSandboxesEndWithUpUnlessSaidOtherwise(t *testing.T) {

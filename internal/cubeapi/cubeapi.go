@@ -38,6 +38,7 @@ const (
 	PathHostRegister     = "/internal/meta/nodes/register"
 	PathHostStatus       = "/internal/meta/nodes/{node_id}/status"
 	PathHost             = "/internal/meta/nodes/{node_id}"
+	PathHostIsolation    = "/internal/meta/nodes/{node_id}/isolation" // PUT cordons, DELETE ends it
 	PathMasterHealth     = "/notify/health"
 	PathMetrics          = "/metrics"
 )

@@ -225,6 +225,18 @@ func (c *Client) RemoveHost(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodDelete, PathHosts+"/"+url.PathEscape(id), nil, nil)
 }
 
+// CordonHost keeps new sandboxes and templates away from a host, or lets them
+// come again. It returns the host as it stands then.
+func (c *Client) CordonHost(ctx context.Context, id string, cordoned bool) (*Host, error) {
+	method := http.MethodPut
+	if !cordoned {
+		method = http.MethodDelete
+	}
+	var a HostAnswer
+	err := c.call(ctx, method, strings.Replace(PathHostIsolation, "{node_id}", url.PathEscape(id), 1), nil, &a)
+	return a.Data, err
+}
+
 // Host returns one host.
 func (c *Client) Host(ctx context.Context, id string) (*Host, error) {
 	var a HostAnswer

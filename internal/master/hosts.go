@@ -287,20 +287,43 @@ func (m *Master) serveHosts(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Master) serveHost(w http.ResponseWriter, r *http.Request) {
-	answer := cubeapi.HostAnswer{Envelope: cubeapi.OK(requestID(r))}
-	err := m.db.View(r.Context(), func(tx *store.Tx) error {
-		f, err := sandboxdb.GetHost(r.Context(), tx, host.ID(r.PathValue("node_id")))
-		if err == nil {
-			h := m.showHost(f, tx.Now)
-			answer.Data = &h
-		}
+	var h cubeapi.Host
+	err := m.db.View(r.Context(), func(tx *store.Tx) (err error) {
+		h, err = m.hostIn(r, tx)
 		return err
 	})
+	m.answerHost(w, r, h, err)
+}
+
+// serveCordon keeps new sandboxes and templates away from a host, or ends that.
+// What is there stays.
+func (m *Master) serveCordon(cordoned bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var h cubeapi.Host
+		err := m.update(r.Context(), func(tx *store.Tx) (err error) {
+			if err := sandboxdb.SetCordon(r.Context(), tx, host.ID(r.PathValue("node_id")), cordoned); err != nil {
+				return err
+			}
+			h, err = m.hostIn(r, tx)
+			return err
+		})
+		m.fleet.changed()
+		m.answerHost(w, r, h, err)
+	}
+}
+
+// hostIn returns the host that a request names, as shown.
+func (m *Master) hostIn(r *http.Request, tx *store.Tx) (cubeapi.Host, error) {
+	f, err := sandboxdb.GetHost(r.Context(), tx, host.ID(r.PathValue("node_id")))
+	return m.showHost(f, tx.Now), err
+}
+
+func (m *Master) answerHost(w http.ResponseWriter, r *http.Request, h cubeapi.Host, err error) {
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
-	serve.WriteJSON(w, http.StatusOK, answer)
+	serve.WriteJSON(w, http.StatusOK, cubeapi.HostAnswer{Envelope: cubeapi.OK(requestID(r)), Data: &h})
 }
 
 func (m *Master) showHost(f host.Facts, now time.Time) cubeapi.Host {

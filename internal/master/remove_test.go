@@ -63,6 +63,36 @@ func TestAHostThatDoesNotReturnIsRemoved(t *testing.T) {
 	})
 }
 
+// A cordoned host gets nothing new and keeps what it has, until it is let in
+// again. Neither a report nor a new registration does that.
+func TestACordonedHostGetsNothingNew(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r, h, id := one(t, dsn)
+		_, err := r.api.CordonHost(t.Context(), "nobody", true)
+		refused(t, err, fault.HostUnknown)
+		for range 2 { // the second changes nothing
+			shown, err := r.api.CordonHost(t.Context(), string(h.id), true)
+			if must(t, err); !shown.Cordoned || shown.Health != string(host.Cordoned) {
+				t.Errorf("shown as %+v", shown)
+			}
+		}
+		must(t, h.register(t.Context()))
+		must(t, h.say(t.Context()))
+		_, err = r.create("base")
+		refused(t, err, fault.NoHost)
+		if s := r.state(id); s != sandbox.Running {
+			t.Errorf("what ran there is %s", s)
+		}
+		must(t, r.api.DeleteSandbox(t.Context(), id))
+		shown, err := r.api.CordonHost(t.Context(), string(h.id), false)
+		if must(t, err); shown.Cordoned || shown.Health != string(host.Healthy) {
+			t.Errorf("shown as %+v", shown)
+		}
+		_, err = r.create("base")
+		must(t, err)
+	})
+}
+
 // The message that ends a sandbox was given up; its host returns and has it
 // still.
 func TestASandboxWhoseDeleteWasGivenUpIsRemoved(t *testing.T) {
