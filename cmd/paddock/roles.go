@@ -25,6 +25,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/logs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/templatecenter"
 )
@@ -58,6 +59,7 @@ type process struct {
 	log     *slog.Logger
 	metrics *prometheus.Registry
 	db      *store.Store
+	board   *progress.Memory // nil: Redis is the board, or each role has its own
 	parts   []serve.Named
 	faces   []string
 }
@@ -144,6 +146,9 @@ func (p *process) open(ctx context.Context, roles []string) error {
 			return err
 		}
 	}
+	if len(roles) > 1 && p.cfg.Redis.Addr == "" {
+		p.board = &progress.Memory{}
+	}
 	for _, role := range roles {
 		var err error
 		switch role {
@@ -173,7 +178,11 @@ func (p *process) openMaster(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	m, err := master.New(master.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "master"), Metrics: p.metrics})
+	d := master.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "master"), Metrics: p.metrics}
+	if p.board != nil {
+		d.Board = p.board
+	}
+	m, err := master.New(d)
 	if err != nil {
 		return err
 	}
@@ -186,7 +195,11 @@ func (p *process) openCenter(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	c, err := templatecenter.Open(templatecenter.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "templatecenter"), Metrics: p.metrics})
+	d := templatecenter.Deps{Config: p.cfg, Store: db, Log: p.log.With("role", "templatecenter"), Metrics: p.metrics}
+	if p.board != nil {
+		d.Board = p.board
+	}
+	c, err := templatecenter.Open(d)
 	if err != nil {
 		return err
 	}
