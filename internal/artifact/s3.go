@@ -179,10 +179,7 @@ func (s *S3) Free(context.Context) (int64, error) { return math.MaxInt64, nil }
 func (s *S3) List(ctx context.Context, each func(key string, i Info) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // it ends the listing when each does
-	prefix := s.prefix
-	if prefix != "" {
-		prefix = strings.TrimRight(prefix, "/") + "/"
-	}
+	prefix := s.within()
 	for o := range s.client.ListObjects(ctx, s.bucket, minio.ListObjectsOptions{Prefix: prefix}) {
 		if o.Err != nil {
 			return s.refused(o.Err, prefix)
@@ -196,6 +193,44 @@ func (s *S3) List(ctx context.Context, each func(key string, i Info) error) erro
 		}
 	}
 	return ctx.Err()
+}
+
+// AbortUploads ends the uploads of keys that are ours which began before that
+// time and were not completed, and returns how many: whoever began them has
+// ended, and the server would keep their parts for ever.
+func (s *S3) AbortUploads(ctx context.Context, before time.Time, ours func(key string) bool) (int, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // it ends the listing when an abort fails
+	prefix, aborted := s.within(), 0
+	core := minio.Core{Client: s.client}
+	for u := range s.client.ListIncompleteUploads(ctx, s.bucket, prefix, true) {
+		if u.Err != nil {
+			return aborted, s.refused(u.Err, prefix)
+		}
+		key := strings.TrimPrefix(u.Key, prefix)
+		if checkKey(key) != nil || !ours(key) || !u.Initiated.Before(before) {
+			continue
+		}
+		if err := core.AbortMultipartUpload(ctx, s.bucket, u.Key, u.UploadID); err != nil && !isNoUpload(err) {
+			return aborted, s.refused(err, key)
+		}
+		aborted++
+	}
+	return aborted, ctx.Err()
+}
+
+// isNoUpload: it was completed or aborted meanwhile.
+func isNoUpload(err error) bool {
+	var e minio.ErrorResponse
+	return errors.As(err, &e) && e.Code == minio.NoSuchUpload
+}
+
+// within is what the names of all our objects begin with.
+func (s *S3) within() string {
+	if s.prefix == "" {
+		return ""
+	}
+	return strings.TrimRight(s.prefix, "/") + "/"
 }
 
 // Presign returns a link from which anybody may fetch the key's bytes for that

@@ -26,6 +26,9 @@ const (
 	// orphanAfter is how old bytes without a row must be. It is far longer than
 	// the time between storing bytes and their registration.
 	orphanAfter = time.Hour
+	// uploadAfter is how old an upload that is not complete must be, and older
+	// than any build: nobody will complete it.
+	uploadAfter = 24 * time.Hour
 )
 
 // sweep repairs what a builder left that ended without a word. One process
@@ -39,7 +42,8 @@ func (c *Center) sweep(ctx context.Context) {
 			c.endStalled(ctx, template.JobQueued, t.PendingStaleAfter),
 			c.endStalled(ctx, template.JobBuilding, t.RunningStaleAfter),
 			c.finishDeletes(ctx),
-			c.removeOrphans(ctx))
+			c.removeOrphans(ctx),
+			c.abortUploads(ctx))
 	})
 	if err != nil && !errors.Is(err, context.Canceled) {
 		c.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
@@ -177,6 +181,26 @@ func (c *Center) removeOrphan(ctx context.Context, key string) error {
 		c.log.WarnContext(ctx, "bytes in no book are removed", slog.String("key", key))
 		return c.keep.Remove(ctx, key)
 	})
+	return err
+}
+
+// uploader is a store whose server keeps the parts of an upload that broke off
+// until it is told otherwise. A directory is cleaned when it is opened.
+type uploader interface {
+	AbortUploads(ctx context.Context, before time.Time, ours func(key string) bool) (int, error)
+}
+
+// abortUploads ends uploads whose builder ended before they were complete.
+func (c *Center) abortUploads(ctx context.Context) error {
+	s, ok := c.keep.(uploader)
+	if !ok {
+		return nil
+	}
+	before := time.Now().Add(-max(uploadAfter, 2*c.cfg.TemplateCenter.BuildTimeout))
+	n, err := s.AbortUploads(ctx, before, objectForm.MatchString)
+	if n > 0 {
+		c.log.WarnContext(ctx, "uploads that nobody completed are aborted", slog.Int("uploads", n))
+	}
 	return err
 }
 

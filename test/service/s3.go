@@ -18,6 +18,7 @@ type S3Config struct {
 	Bucket    string // there and empty
 	AccessKey string
 	SecretKey string
+	Dir       string // in which the server keeps its buckets
 }
 
 // S3 returns how to reach a fresh bucket on a fresh S3 server, which checks
@@ -31,6 +32,7 @@ func S3(tb testing.TB) S3Config {
 	c := S3Config{Region: "us-east-1", Bucket: "paddock", AccessKey: "paddock", SecretKey: word()}
 	command := func(dir string, port int) ([]string, []string, error) {
 		data := filepath.Join(dir, "data")
+		c.Dir = data
 		env := []string{"ROOT_ACCESS_KEY=" + c.AccessKey, "ROOT_SECRET_KEY=" + c.SecretKey}
 		return env, []string{server, "--port", address(port), "--region", c.Region, "posix", data}, os.Mkdir(data, 0o700)
 	}
