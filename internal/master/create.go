@@ -82,6 +82,7 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	if err != nil {
 		return p.row, host.Facts{}, nil, m.inTime(ctx, err)
 	}
+	defer m.keepMaking(ctx, p.row.ID)()
 	if err := m.step("master.create.after_row"); err != nil {
 		return p.row, host.Facts{}, nil, err
 	}
@@ -99,6 +100,21 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	}
 	m.fleet.ledger.Confirm(p.row.ID, p.row.ChangedAt)
 	return p.row, f, made, nil
+}
+
+// keepMaking shows that a sandbox is being made until the returned function is
+// called: a row that nobody touches is one whose master has ended. Most creates
+// are over before the first time.
+func (m *Master) keepMaking(ctx context.Context, id sandbox.ID) (stop func()) {
+	// A create whose time is up still has to write how it ended.
+	return every(context.WithoutCancel(ctx), m.pace.createBeat, func(ctx context.Context) {
+		bounded, cancel := context.WithTimeout(ctx, m.pace.createQuiet)
+		defer cancel()
+		err := m.db.Update(bounded, func(tx *store.Tx) error { return sandboxdb.TouchSandbox(bounded, tx, id) })
+		if err != nil && ctx.Err() == nil {
+			m.log.WarnContext(ctx, "sandbox not touched", slog.String("sandbox_id", string(id)), slog.String("error", err.Error()))
+		}
+	})
 }
 
 // inTime words what went wrong because the time of a create was up.

@@ -15,6 +15,8 @@ import (
 	"github.com/paddock-dev/paddock/internal/master"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 )
 
 // ready is a rig with a template called base on n hosts of the given room.
@@ -481,13 +483,41 @@ func TestADeleteWinsOverACreate(t *testing.T) {
 	})
 }
 
+// A create that takes long is no lost one: nobody ends it while it is made.
+func TestASlowCreateIsLeftAlone(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r, hosts := ready(t, dsn, 1, plenty, patient)
+		r.process() // another master, which sweeps too
+		goOn := make(chan struct{})
+		hosts[0].set(func(h *fakeHost) { h.create = func(context.Context) error { <-goOn; return nil } })
+		ended := make(chan error, 1)
+		go func() {
+			_, err := r.create("base")
+			ended <- err
+		}()
+		eventually(t, "it takes longer than a lost one is waited for", func() (long bool) {
+			r.view(func(ctx context.Context, tx *store.Tx) error {
+				list, err := sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{})
+				long = len(list) == 1 && tx.Now.Sub(list[0].CreatedAt) > r.m.CreateQuiet()+time.Second
+				if len(list) == 1 && list[0].State == sandbox.Terminated {
+					t.Fatalf("it was ended: %s", list[0].Reason)
+				}
+				return err
+			})
+			return long
+		})
+		close(goOn)
+		must(t, <-ended)
+	})
+}
+
 // A master that ends in the middle of a create leaves a row and perhaps a
-// sandbox; the next one ends both.
+// sandbox; the next one ends both, long before the create's time would be up.
 func TestACreateSurvivesACrashAtEachStep(t *testing.T) {
 	for _, step := range []string{"master.create.after_row", "master.create.after_charge", "master.create.after_host"} {
 		t.Run(step, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, dsn string) {
-				r, hosts := ready(t, dsn, 1, plenty, func(c *config.Config) { c.Master.CreateTimeout = 500 * time.Millisecond })
+				r, hosts := ready(t, dsn, 1, plenty, patient)
 				r.crash()
 				crash, reached := crashAt(step)
 				r.start(crash)

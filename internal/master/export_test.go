@@ -23,6 +23,8 @@ func (m *Master) Quicken() {
 		redispatch:     200 * time.Millisecond,
 		hostGrace:      0,
 		startGrace:     200 * time.Millisecond,
+		createBeat:     100 * time.Millisecond,
+		createQuiet:    3 * time.Second,
 		orphanGrace:    200 * time.Millisecond,
 		deletingKept:   time.Second,
 		terminatedKept: time.Hour,
@@ -33,6 +35,9 @@ func (m *Master) Quicken() {
 
 // HostGrace sets how long after a start hosts are waited for.
 func (m *Master) HostGrace(d time.Duration) { m.pace.hostGrace = d }
+
+// CreateQuiet is how long a create may show no sign of life.
+func (m *Master) CreateQuiet() time.Duration { return m.pace.createQuiet }
 
 // OrphanGrace sets how long a sandbox that no row knows is left alone.
 func (m *Master) OrphanGrace(d time.Duration) { m.pace.orphanGrace = d }

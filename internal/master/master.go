@@ -88,6 +88,8 @@ type pace struct {
 	redispatch     time.Duration // a queued job is handed over again after so long
 	hostGrace      time.Duration // after a start, hosts need a while to report
 	startGrace     time.Duration // beyond create_timeout, for a create to write its own end
+	createBeat     time.Duration // a create that takes long shows so often that it is worked on
+	createQuiet    time.Duration // one that did not for so long is lost
 	orphanGrace    time.Duration // a host may have a sandbox before its row says so
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
 	terminatedKept time.Duration // rows of ended sandboxes
@@ -105,6 +107,8 @@ func defaultPace(c config.Master) pace {
 		redispatch:     15 * time.Second,
 		hostGrace:      c.HostStaleAfter,
 		startGrace:     30 * time.Second,
+		createBeat:     3 * time.Second,
+		createQuiet:    15 * time.Second,
 		orphanGrace:    time.Minute,
 		deletingKept:   time.Hour,
 		terminatedKept: 24 * time.Hour,
@@ -263,6 +267,26 @@ func (m *Master) background(ctx context.Context, do func(ctx context.Context)) {
 		defer unhook()
 		do(ctx)
 	})
+}
+
+// every calls do each interval until ctx ends or the returned function is
+// called, which waits for a call that is under way.
+func every(ctx context.Context, interval time.Duration, do func(ctx context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				do(ctx)
+			}
+		}
+	})
+	return func() { cancel(); done.Wait() }
 }
 
 // sweepNow makes the sweep look now.

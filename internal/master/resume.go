@@ -179,30 +179,18 @@ func (m *Master) inScope(all []host.Facts, req cubeapi.FromImageRequest, now tim
 // keepAlive shows that the job is worked on until the returned function is
 // called.
 func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	var done sync.WaitGroup
-	done.Go(func() {
-		tick := time.NewTicker(m.pace.beat)
-		defer tick.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
+	return every(ctx, m.pace.beat, func(ctx context.Context) {
+		err := m.update(ctx, func(tx *store.Tx) error {
+			j, err := templatedb.GetJob(ctx, tx, id)
+			if err == nil {
+				_, err = templatedb.TouchJob(ctx, tx, j)
 			}
-			err := m.update(ctx, func(tx *store.Tx) error {
-				j, err := templatedb.GetJob(ctx, tx, id)
-				if err == nil {
-					_, err = templatedb.TouchJob(ctx, tx, j)
-				}
-				return err
-			})
-			if err != nil && ctx.Err() == nil {
-				m.log.WarnContext(ctx, "job not touched", slog.String("job_id", string(id)), slog.String("error", err.Error()))
-			}
+			return err
+		})
+		if err != nil && ctx.Err() == nil {
+			m.log.WarnContext(ctx, "job not touched", slog.String("job_id", string(id)), slog.String("error", err.Error()))
 		}
 	})
-	return func() { cancel(); done.Wait() }
 }
 
 // distribute brings the artifact to each host and returns why it failed on

@@ -165,24 +165,44 @@ func (m *Master) finishDeletes(ctx context.Context, deleting []template.Definiti
 	return errors.Join(errs...)
 }
 
-// sweepSandboxes ends sandboxes that are on their way for longer than a create
-// may take: whoever made them has gone.
+// sweepSandboxes ends sandboxes that are on their way and that nobody has shown
+// to be worked on for a while: whoever made them has gone.
 func (m *Master) sweepSandboxes(ctx context.Context) error {
 	var list []sandbox.Sandbox
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
 			States:        []sandbox.State{sandbox.Allocating, sandbox.Starting},
-			ChangedBefore: tx.Now.Add(-m.passing()), Limit: sweepLimit, OldestFirst: true,
+			ChangedBefore: tx.Now.Add(-m.pace.createQuiet), Limit: sweepLimit, OldestFirst: true,
 		})
 		return err
 	})
 	errs := []error{err}
 	for _, s := range list {
-		m.log.WarnContext(ctx, "sandbox that never started is ended", slog.String("sandbox_id", string(s.ID)))
-		_, err := m.end(ctx, s.ID, reasonLost, 0)
-		errs = append(errs, err)
+		errs = append(errs, m.endLost(ctx, s.ID))
 	}
 	return errors.Join(errs...)
+}
+
+// endLost ends a sandbox on its way, unless it has gone on meanwhile.
+func (m *Master) endLost(ctx context.Context, id sandbox.ID) error {
+	lost := false
+	err := m.update(ctx, func(tx *store.Tx) error {
+		s, err := sandboxdb.GetSandbox(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		lost = (s.State == sandbox.Allocating || s.State == sandbox.Starting) && s.ChangedAt.Before(tx.Now.Add(-m.pace.createQuiet))
+		if lost {
+			_, err = endIn(ctx, tx, id, reasonLost, 0)
+		}
+		return err
+	})
+	if err != nil || !lost {
+		return err
+	}
+	m.log.WarnContext(ctx, "sandbox that never started is ended", slog.String("sandbox_id", string(id)))
+	m.deliverSoon(topicSandboxDelete)
+	return nil
 }
 
 // sweepExpired ends sandboxes whose time is up.

@@ -69,6 +69,15 @@ func GetSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) (sandbox.Sandb
 	return s, err
 }
 
+// TouchSandbox shows that a sandbox on its way is worked on: it counts as just
+// changed. In any other state nothing happens. The version stays, so that
+// whoever moves it need not know.
+func TouchSandbox(ctx context.Context, tx *store.Tx, id sandbox.ID) error {
+	_, err := tx.Exec(ctx, `UPDATE sandbox SET changed_us = ? WHERE id = ? AND state IN (?, ?)`,
+		tx.Now.UnixMicro(), string(id), string(sandbox.Allocating), string(sandbox.Starting))
+	return err
+}
+
 // maxReason is what the column takes.
 const maxReason = 512
 

@@ -200,6 +200,52 @@ func longReasonsAreCut(t *testing.T, s *store.Store) {
 	})
 }
 
+// touchesKeepASandboxAlive, but only while it is on its way, and whoever moves
+// it need not read it again.
+func touchesKeepASandboxAlive(t *testing.T, fresh Fresh) {
+	s := open(t, fresh(t))
+	var b sandbox.Sandbox
+	move := func(on ...sandbox.Event) {
+		update(t, s, func(ctx context.Context, tx *store.Tx) (err error) {
+			next := b
+			for _, e := range on {
+				if next, err = sandboxdb.MoveSandbox(ctx, tx, next, e); err != nil {
+					return err
+				}
+			}
+			b = next
+			return nil
+		})
+	}
+	touched := func() (changed bool) {
+		update(t, s, func(ctx context.Context, tx *store.Tx) error {
+			if err := sandboxdb.TouchSandbox(ctx, tx, b.ID); err != nil {
+				return err
+			}
+			got, err := sandboxdb.GetSandbox(ctx, tx, b.ID)
+			changed = got.ChangedAt.After(b.ChangedAt)
+			if got.State != b.State || got.Version != b.Version {
+				t.Errorf("a touch made of %s at version %d: %s at %d", b.State, b.Version, got.State, got.Version)
+			}
+			return err
+		})
+		return changed
+	}
+	update(t, s, func(ctx context.Context, tx *store.Tx) (err error) {
+		b, err = sandboxdb.AddSandbox(ctx, tx, box(1))
+		b.HostID = "h1"
+		return err
+	})
+	for _, step := range []struct {
+		on   []sandbox.Event
+		want bool
+	}{{nil, true}, {[]sandbox.Event{sandbox.OnCharged}, true}, {[]sandbox.Event{sandbox.OnStarted}, false}, {[]sandbox.Event{sandbox.OnEndAsked}, false}, {[]sandbox.Event{sandbox.OnGone}, false}} {
+		if move(step.on...); touched() != step.want {
+			t.Errorf("a touch of one that is %s: changed %v, want %v", b.State, !step.want, step.want)
+		}
+	}
+}
+
 // same compares field by field, times as moments.
 func same[T any](t *testing.T, want, got T) {
 	t.Helper()

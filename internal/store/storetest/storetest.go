@@ -29,6 +29,7 @@ func Run(t *testing.T, fresh Fresh) {
 		{"NamesAreBytes", namesAreBytes},
 		{"IDsAreExact", idsAreExact},
 		{"RowsComeBackWhole", rowsComeBackWhole},
+		{"TouchesKeepASandboxAlive", touchesKeepASandboxAlive},
 		{"ProgressOnlyGrows", progressOnlyGrows},
 		{"UniqueRowsAreRefused", uniqueRowsAreRefused},
 		{"ListsAreInOrder", listsAreInOrder},
