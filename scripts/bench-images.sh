@@ -86,7 +86,7 @@ smallfiles() {
 	modules smallfiles app "${npm_lists[app]}"
 	modules smallfiles ci "${npm_lists[ci]}"
 	mkdir "$bundle/rootfs/app/src"
-	seq -f 'export const n%g = %g;' 1 500 | split -l 1 - "$bundle/rootfs/app/src/n"
+	seq 500 | sed 's/.*/export const n& = &;/' | split -l 1 - "$bundle/rootfs/app/src/n"
 	layer smallfiles "COPY src /app/src"
 }
 once minbase

@@ -77,7 +77,7 @@ func TestRolesOfOneProcessShareTheBoard(t *testing.T) {
 	cfg.Master.Listen, cfg.TemplateCenter.Listen = freePort(t), freePort(t)
 	cfg.Master.Addr, cfg.Master.TemplateCenterAddr = nowhere.URL, "http://"+cfg.TemplateCenter.Listen
 	cfg.Auth.APIKey, cfg.Auth.CallbackToken, cfg.Auth.HostToken = "key", "token", "token"
-	cfg.TemplateCenter.WorkDir, cfg.ArtifactStore.Dir = filepath.Join(dir, "work"), filepath.Join(dir, "artifacts")
+	cfg.TemplateCenter.WorkDir, cfg.TemplateCenter.CacheDir, cfg.ArtifactStore.Dir = filepath.Join(dir, "work"), filepath.Join(dir, "layers"), filepath.Join(dir, "artifacts")
 	cfg.TemplateCenter.GuestBinary = filepath.Join(dir, "guest")
 	check(t, os.WriteFile(cfg.TemplateCenter.GuestBinary, []byte("guest"), 0o600))
 	p := &process{cfg: cfg, log: slog.New(slog.DiscardHandler), metrics: telemetry.NewRegistry()}

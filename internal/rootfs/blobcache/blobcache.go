@@ -77,6 +77,9 @@ func (k key) digest() string { return "sha256:" + k.hex }
 // Open makes the directory ready: what dead processes left half written is
 // removed, and so are layers over the quota. Refusals: fault.DataDir.
 func Open(o Options) (*Cache, error) {
+	if o.Dir == "" {
+		return nil, fault.New(fault.DataDir, "layer cache: no directory is named")
+	}
 	c := &Cache{
 		dir: o.Dir, quota: o.Quota, log: o.Log,
 		flights: map[key]*flight{}, pins: map[string]*pin{}, used: map[string]time.Time{}, flushed: time.Now(),

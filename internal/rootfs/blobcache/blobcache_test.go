@@ -439,3 +439,14 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 		}
 	}
 }
+
+// A cache without a directory would be wherever the program happens to run.
+func TestACacheNeedsADirectory(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if _, err := blobcache.Open(blobcache.Options{}); !errors.Is(err, fault.DataDir) {
+		t.Errorf("got %v", err)
+	}
+	if left, err := os.ReadDir("."); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
