@@ -94,7 +94,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	var r cubeapi.FromImageRequest
 	var envs, command, commandArgs []string
 	var res cubeapi.Quantity
-	var detach, passwordIn bool
+	var detach, passwordIn, withCA bool
 	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		if r.SourceImageRef == "" {
 			return fault.New(fault.InvalidInput, "--image is missing")
@@ -119,6 +119,9 @@ func (a *app) fromImageCommand() *cobra.Command {
 		}
 		if o.Resources != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
 			r.Overrides = &o
+		}
+		if c.Flags().Changed("with-cube-ca") {
+			r.WithCubeCA = &withCA
 		}
 		r.RequestID = id.New("cli-")
 		return a.with(func(api *cubeapi.Client) error {
@@ -147,6 +150,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.StringVar(&r.RegistryUsername, "registry-username", "", "user of the registry")
 	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
+	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c
 }

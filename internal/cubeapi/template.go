@@ -15,7 +15,7 @@ type FromImageRequest struct {
 	ExposedPorts      []int              `json:"exposed_ports,omitempty"`
 	DistributionScope []string           `json:"distribution_scope,omitempty"`
 	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
-	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // true is refused: no CA is put into templates
+	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // absent or true: the certificates of the egress proxy are put in
 }
 
 // ContainerOverride replaces what the image says. A command takes the place of

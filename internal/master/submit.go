@@ -76,8 +76,6 @@ func normalise(r *cubeapi.FromImageRequest) error {
 		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.InstanceType) > maxKind || len(r.NetworkType) > maxKind:
 		return fault.New(fault.InvalidInput, "instance_type and network_type have at most %d characters", maxKind)
-	case r.WithCubeCA != nil && *r.WithCubeCA:
-		return fault.New(fault.InvalidInput, "with_cube_ca: this version puts no CA into templates")
 	case r.RegistryPassword != "" && r.RegistryUsername == "":
 		return fault.New(fault.InvalidInput, "registry_password without registry_username")
 	}

@@ -124,12 +124,19 @@ func (im *Image) Close() error { return im.src.Close() }
 // ContentKey names the bytes that WriteTo will make.
 func (im *Image) ContentKey() string {
 	holds := sha256.Sum256([]byte(strings.Join(append([]string{im.src.ConfigDigest}, im.src.DiffIDs()...), "\n")))
-	in := template.ContentInputs{Format: Format, ImageDigest: hex.EncodeToString(holds[:]), GuestSHA256: im.guestSum, Policy: im.req.Policy.String()}
-	if len(im.ca) > 0 {
-		sum := sha256.Sum256(im.ca)
-		in.CASHA256 = hex.EncodeToString(sum[:])
+	return template.ContentKey(template.ContentInputs{
+		Format: Format, ImageDigest: hex.EncodeToString(holds[:]), GuestSHA256: im.guestSum, CASHA256: im.CASHA256(), Policy: im.req.Policy.String(),
+	})
+}
+
+// CASHA256 returns the digest of the certificates that are put in; empty: none
+// are.
+func (im *Image) CASHA256() string {
+	if len(im.ca) == 0 {
+		return ""
 	}
-	return template.ContentKey(in)
+	sum := sha256.Sum256(im.ca)
+	return hex.EncodeToString(sum[:])
 }
 
 // GuestSHA256 returns the digest of the guest that is put in.

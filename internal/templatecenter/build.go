@@ -157,10 +157,14 @@ func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller)
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.TemplateCenter.BuildTimeout)
 	defer cancel()
 	t.phase(template.PhasePulling)
+	ca, err := c.egressCA(req.Request)
+	if err != nil {
+		return err
+	}
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
 		Reference: req.Request.SourceImageRef, Auth: rootfs.Auth{Username: req.Request.RegistryUsername, Password: req.Request.RegistryPassword},
 		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: c.cfg.TemplateCenter.GuestBinary, WorkDir: c.cfg.TemplateCenter.WorkDir,
-		EgressCA: c.cfg.TemplateCenter.EgressCA, Cache: c.cache, Limits: limitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: policyOf(c.cfg.TemplateCenter.ImagePolicy),
+		EgressCA: ca, Cache: c.cache, Limits: limitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: policyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
 	})
 	if err != nil {
@@ -336,6 +340,19 @@ func (c *Center) reusable(ctx context.Context, id template.ArtifactID) (*templat
 	return &a, err
 }
 
+// egressCA is the file of certificates that a request wants in its image. Who
+// says nothing gets what there is; who asks for them is not left without.
+func (c *Center) egressCA(r cubeapi.FromImageRequest) (string, error) {
+	file := c.cfg.TemplateCenter.EgressCA
+	switch {
+	case r.WithCubeCA != nil && !*r.WithCubeCA:
+		return "", nil
+	case r.WithCubeCA != nil && file == "":
+		return "", fault.New(fault.InvalidInput, "with_cube_ca: templatecenter.egress_ca names no file of certificates")
+	}
+	return file, nil
+}
+
 // specOf names what the request promises to its sandboxes.
 func specOf(r cubeapi.FromImageRequest, im *rootfs.Image) (string, error) {
 	ports := slices.Clone(r.ExposedPorts)
@@ -349,7 +366,7 @@ func specOf(r cubeapi.FromImageRequest, im *rootfs.Image) (string, error) {
 		return "", err
 	}
 	return template.SpecFingerprint(template.Spec{
-		ImageDigest: im.Digest, GuestSHA256: im.GuestSHA256(), WritableLayerSize: r.WritableLayerSize, ExposedPorts: strings.Join(words, ":"),
+		ImageDigest: im.Digest, GuestSHA256: im.GuestSHA256(), CASHA256: im.CASHA256(), WritableLayerSize: r.WritableLayerSize, ExposedPorts: strings.Join(words, ":"),
 		InstanceType: r.InstanceType, NetworkType: r.NetworkType, Overrides: string(overrides),
 	}), nil
 }

@@ -1,8 +1,12 @@
 package templatecenter_test
 
 import (
+	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
+	"math/big"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -395,6 +399,53 @@ func TestABuildHasATimeLimit(t *testing.T) {
 	if out := r.master.outcome(b.JobID); out.ErrorCode != fault.BuildTooLong.Name || !strings.Contains(out.ErrorMessage, "200ms") {
 		t.Errorf("outcome %+v", out)
 	}
+}
+
+// Who says nothing gets the certificates that there are; they are part of what
+// names an artifact and a template's spec.
+func TestCertificatesAreAMatterOfTheRequest(t *testing.T) {
+	yes, no := true, false
+	build := func(r *rig, ref string, with *bool) cubeapi.JobReport {
+		b := r.job(ref, func(q *cubeapi.FromImageRequest) { q.WithCubeCA = with })
+		r.submit(b)
+		return r.master.outcome(b.JobID)
+	}
+	r := newRig(t, open(t, sqlite(t)), func(d *templatecenter.Deps) { d.Config.TemplateCenter.EgressCA = certificate(t) })
+	ref := r.image("app", "1")
+	silent, asked, without := build(r, ref, nil), build(r, ref, &yes), build(r, ref, &no)
+	if silent.Status != cubeapi.StatusBuilt || asked.ArtifactID != silent.ArtifactID || asked.SpecFingerprint != silent.SpecFingerprint {
+		t.Errorf("silent %+v, asked %+v", silent, asked)
+	}
+	if without.Status != cubeapi.StatusBuilt || without.ArtifactID == silent.ArtifactID || without.SpecFingerprint == silent.SpecFingerprint {
+		t.Errorf("without %+v, with %+v", without, silent)
+	}
+	r = newRig(t, open(t, sqlite(t)), nil)
+	ref = r.image("app", "1")
+	if out := build(r, ref, &yes); out.ErrorCode != fault.InvalidInput.Name {
+		t.Errorf("with none to put in: %+v", out)
+	}
+	if out := build(r, ref, nil); out.Status != cubeapi.StatusBuilt {
+		t.Errorf("with none to put in, and none wanted: %+v", out)
+	}
+}
+
+// certificate makes a file with one.
+func certificate(t *testing.T) string {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	form := x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, NotAfter: time.Now().Add(time.Hour)}
+	der, err := x509.CreateCertificate(nil, &form, &form, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestArtifactsLiveInS3(t *testing.T) {

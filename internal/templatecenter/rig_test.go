@@ -332,9 +332,12 @@ func (r *rig) image(name, content string) string {
 }
 
 // job stores a job for ref, as the master would.
-func (r *rig) job(ref string) cubeapi.TCBuildRequest {
+func (r *rig) job(ref string, change ...func(*cubeapi.FromImageRequest)) cubeapi.TCBuildRequest {
 	r.t.Helper()
 	req := cubeapi.FromImageRequest{RequestID: id.New("req-"), SourceImageRef: ref, InstanceType: "cubebox", NetworkType: "tap", WritableLayerSize: "1Gi"}
+	for _, c := range change {
+		c(&req)
+	}
 	stored, err := json.Marshal(req)
 	if err != nil {
 		r.t.Fatal(err)
