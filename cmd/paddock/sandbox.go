@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -121,33 +119,7 @@ func (a *app) copyCommand() *cobra.Command {
 	}}
 }
 
-func (a *app) upload(ctx context.Context, api *cubeapi.Client, source, id, target string) error {
-	in := io.NopCloser(a.stdin)
-	if source != "-" {
-		f, err := os.Open(source)
-		if err != nil {
-			return fault.Wrap(fault.InvalidInput, err, "source")
-		}
-		in = f
-	}
-	defer in.Close()
-	_, err := api.WriteFile(ctx, id, target, in)
-	return err
-}
-
 func remotePath(s string) (id, path string, ok bool) {
 	id, path, ok = strings.Cut(s, ":")
 	return id, path, ok && strings.HasPrefix(path, "/") && !strings.Contains(id, "/")
-}
-
-// download makes a file whole or not at all.
-func download(path string, fill func(io.Writer) error) error {
-	f, err := os.Create(path + ".part")
-	if err != nil {
-		return fault.Wrap(fault.InvalidInput, err, "target")
-	}
-	if err := errors.Join(fill(f), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return os.Rename(f.Name(), path)
 }
