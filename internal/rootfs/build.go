@@ -41,7 +41,7 @@ type build struct {
 	put       injection
 	dir       string // scratch, its own
 	tell      func(template.Phase)
-	room      func(need int64) error
+	room      func(ctx context.Context, need int64) error
 
 	place *placer
 	files []*os.File
@@ -147,7 +147,7 @@ func (b *build) close(ctx context.Context) (compacted bool, err error) {
 	if !gappy(dead, live) {
 		return false, b.place.drop()
 	}
-	if err := b.room(live + headroom); err != nil {
+	if err := b.room(ctx, live+headroom); err != nil {
 		return false, err
 	}
 	if err := fail.Point("rootfs.compact"); err != nil {

@@ -127,7 +127,7 @@ type Plain struct {
 func (p Plain) Build(ctx context.Context, dir, path string) (Result, error) {
 	b := &build{
 		reference: "test:1", key: strings.Repeat("c0", 32), limits: p.Limits.filled(), policy: p.Policy.filled(),
-		tell: func(template.Phase) {}, room: func(int64) error { return nil },
+		tell: func(template.Phase) {}, room: func(context.Context, int64) error { return nil },
 	}
 	if p.Tell != nil {
 		b.tell = p.Tell

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 )
 
 const (
@@ -18,10 +19,17 @@ const (
 )
 
 // Room returns fault.DiskFull when a directory has less free than an image
-// needs there.
-func Room(image, dir string, need, have int64) error {
-	if have >= need {
-		return nil
+// needs there. Before it says so, the cache, which may be nil, gives up layers
+// that are on the same disk.
+func Room(ctx context.Context, cache *blobcache.Cache, image, dir string, need int64, free func() (int64, error)) error {
+	have, err := free()
+	if err == nil && have < need && cache != nil {
+		if err = cache.Yield(ctx, dir, need-have); err == nil {
+			have, err = free()
+		}
+	}
+	if err != nil || have >= need {
+		return err
 	}
 	return &fault.Error{
 		Code:    fault.DiskFull,

@@ -52,7 +52,7 @@ func (im *Image) WriteTo(ctx context.Context, path string) (Result, error) {
 	if im.req.Cache != nil {
 		need += im.CompressedBytes
 	}
-	if err := im.room(need); err != nil {
+	if err := im.room(ctx, need); err != nil {
 		return Result{}, err
 	}
 	im.told.enter(template.PhasePulling)
@@ -126,16 +126,18 @@ func (l *layerReader) Cause(err error) error { return source.Cause(l.raw, err) }
 func (l *layerReader) Close() error { return errors.Join(l.ReadCloser.Close(), l.raw.Close()) }
 
 // room refuses what the work directory cannot take.
-func (im *Image) room(need int64) error {
+func (im *Image) room(ctx context.Context, need int64) error {
 	free := im.req.Free
 	if free == nil {
 		free = FreeBytes
 	}
-	have, err := free(im.req.WorkDir)
-	if err != nil {
-		return fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", im.req.WorkDir)
-	}
-	return Room(im.Reference, im.req.WorkDir, need, have)
+	return Room(ctx, im.req.Cache, im.Reference, im.req.WorkDir, need, func() (int64, error) {
+		have, err := free(im.req.WorkDir)
+		if err != nil {
+			return 0, fault.Wrap(fault.DataDir, err, "templatecenter.work_dir %s", im.req.WorkDir)
+		}
+		return have, nil
+	})
 }
 
 // write runs b in a scratch directory of its own below workDir, and gives the

@@ -308,14 +308,16 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 // begins.
 func (c *Center) storeRoom(ctx context.Context, im *rootfs.Image) error {
 	where := c.keep.Location("")
-	free, err := c.keep.Free(ctx)
-	if c.free != nil && c.keep.Backend() == "dir" {
-		free, err = c.free(where)
-	}
-	if err != nil {
-		return fault.Wrap(fault.StoreUnavailable, err, "artifact store %s", where)
-	}
-	return rootfs.Room(im.Reference, where, im.FileBytes(), free)
+	return rootfs.Room(ctx, c.cache, im.Reference, where, im.FileBytes(), func() (int64, error) {
+		free, err := c.keep.Free(ctx)
+		if c.free != nil && c.keep.Backend() == "dir" {
+			free, err = c.free(where)
+		}
+		if err != nil {
+			return 0, fault.Wrap(fault.StoreUnavailable, err, "artifact store %s", where)
+		}
+		return free, nil
+	})
 }
 
 func objectKey(id template.ArtifactID) string { return string(id) + ".ext4" }
