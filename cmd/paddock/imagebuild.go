@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -60,16 +61,16 @@ FILE appears whole or not at all, and nothing else is left behind.`,
 		},
 	}
 	f, r := c.Flags(), &b.request
-	f.StringVar(&r.Reference, "image", "", "the image: a `REF`erence (required)")
+	f.StringVar(&r.Reference, "image", "", "`REF` of the image, as above (required)")
 	f.StringVar(&b.out, "out", "", "`FILE` to write; one that exists is replaced (required)")
 	f.StringVar(&b.receipt, "receipt", "", "`FILE` for the receipt: what the image was made of, and its hashes")
 	f.StringVar(&r.Platform, "platform", "", "platform of an index, such as linux/arm64 (default: this machine's)")
 	f.StringVar(&r.Auth.Username, "registry-username", "", "user of the registry")
 	f.BoolVar(&b.passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.StringSliceVar(&r.InsecureRegistries, "insecure-registry", nil, "registry that may be reached by plain HTTP, as `HOST:PORT`; may be repeated")
-	f.StringVar(&b.cache, "cache", "", "`DIR`ectory that keeps layers for the next build (default: none are kept)")
+	f.StringVar(&b.cache, "cache", "", "`DIR` that keeps layers for the next build (default: none are kept)")
 	f.StringVar(&r.GuestPath, "guest", "", "paddock-guest binary to put in as templates have it (default: none)")
-	f.StringVar(&r.WorkDir, "work-dir", "", "scratch `DIR`ectory on the file system of the output (default: beside it)")
+	f.StringVar(&r.WorkDir, "work-dir", "", "`DIR` for scratch, on the file system of the output (default: beside it)")
 	for flag, kinds := range map[string][]string{"out": {"ext4", "img"}, "receipt": {"json"}} {
 		_ = c.MarkFlagFilename(flag, kinds...) // they are flags of this command
 	}
@@ -112,6 +113,7 @@ func (a *app) buildImage(ctx context.Context, b imageBuild) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	b.request.WorkDir, b.request.Local = scratch, true
+	b.request.Limits.AbsoluteNames = config.Default().TemplateCenter.ImageLimits.AbsoluteNames // the rest's defaults are one
 	if b.cache != "" {
 		cache, err := blobcache.Open(blobcache.Options{Dir: b.cache})
 		if err != nil {

@@ -157,6 +157,16 @@ func TestBuildGivesTheSameBytesFromEverySource(t *testing.T) {
 	}
 }
 
+// TestBuildTakesWhatTheServerTakes: some builders write names with a slash
+// before them, and the template centre drops it unless it is told not to.
+func TestBuildTakesWhatTheServerTakes(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "app.ext4")
+	build(t, "--image", laidOut(t, container(t, []string{"/bin/tool", "text"})), "--out", out)
+	if got := paddock(t, "image", "inspect", out, "--cat", "/bin/tool"); got.out != "text" {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestACachedLayerIsNotFetchedAgain(t *testing.T) {
 	s, ref := registryWith(t, container(t, twoLayers...))
 	args := []string{"--image", ref, "--insecure-registry", s.host, "--cache", filepath.Join(t.TempDir(), "cache"), "--out", filepath.Join(t.TempDir(), "app.ext4")}
