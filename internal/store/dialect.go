@@ -22,6 +22,7 @@ type dialect struct {
 	unique   func(error) bool // a unique key was taken
 	again    func(error) bool // the transaction lost a race and may run again
 	ours     func(error) bool // the statement is at fault, not the database's state
+	full     func(error) bool // the disk of the database is full
 }
 
 var sqliteDialect = dialect{
@@ -39,6 +40,10 @@ var sqliteDialect = dialect{
 	ours: func(err error) bool {
 		var e *sqlite.Error
 		return errors.As(err, &e) && (e.Code()&0xff == sqlite3.SQLITE_ERROR || e.Code()&0xff == sqlite3.SQLITE_CONSTRAINT)
+	},
+	full: func(err error) bool {
+		var e *sqlite.Error
+		return errors.As(err, &e) && e.Code()&0xff == sqlite3.SQLITE_FULL
 	},
 }
 
@@ -59,6 +64,10 @@ var mysqlDialect = dialect{
 	ours: func(err error) bool {
 		var e *mysql.MySQLError
 		return errors.As(err, &e) && !slices.Contains(serverErrors, e.Number)
+	},
+	full: func(err error) bool {
+		var e *mysql.MySQLError
+		return errors.As(err, &e) && (e.Number == 1021 || e.Number == 1114)
 	},
 }
 

@@ -192,6 +192,9 @@ func (s *Store) coded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("database: %w", ctx.Err()) // a driver words it in its own way
 	}
+	if s.d.full(err) {
+		return &fault.Error{Code: fault.DiskFull, Message: "database", Cause: err, Remedy: "free space on the disk of the database"}
+	}
 	return fault.Wrap(fault.StoreUnavailable, err, "database")
 }
 
