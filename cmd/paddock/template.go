@@ -179,6 +179,11 @@ func (a *app) jobCommand(use, short string, follow bool) *cobra.Command {
 	return c
 }
 
+// jobFault is how a job failed. Its message may end with its code already.
+func jobFault(j *cubeapi.Job) error {
+	return fault.FromName(j.ErrorCode, 0, "job "+j.JobID+": "+strings.TrimSuffix(j.ErrorMessage, ": "+j.ErrorCode))
+}
+
 // watch follows a job until it ends. Ctrl-C stops the watching, not the job.
 func (a *app) watch(ctx context.Context, api *cubeapi.Client, jobID string) error {
 	line := progressLine{w: a.stderr, terminal: isTerminal(a.stderr)}
@@ -208,7 +213,7 @@ func (a *app) watch(ctx context.Context, api *cubeapi.Client, jobID string) erro
 					return err
 				}
 			}
-			return fault.FromName(j.ErrorCode, 0, "job "+j.JobID+": "+j.ErrorMessage)
+			return jobFault(j)
 		}
 		select {
 		case <-ctx.Done():
