@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -16,10 +17,14 @@ import (
 // version is set by the build.
 var version = "dev"
 
+// sameWish is for how long further signals are the first one's echo.
+const sameWish = time.Second
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal asks to stop; with the handler gone, the second kills.
-	context.AfterFunc(ctx, stop)
+	// The first signal asks to stop. What comes right behind it is the same wish,
+	// as timeout(1) sends it twice; later, with the handler gone, one kills.
+	context.AfterFunc(ctx, func() { time.AfterFunc(sameWish, stop) })
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
