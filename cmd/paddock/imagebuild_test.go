@@ -167,6 +167,16 @@ func TestBuildTakesWhatTheServerTakes(t *testing.T) {
 	}
 }
 
+// TestAPlainRegistryIsRefusedWithTheFlagThatAllowsIt: here is no configuration
+// in which it could be listed.
+func TestAPlainRegistryIsRefusedWithTheFlagThatAllowsIt(t *testing.T) {
+	s, ref := registryWith(t, container(t, twoLayers...))
+	d := refused(t, fault.RegistryDown, "image", "build", "--image", ref, "--out", filepath.Join(t.TempDir(), "app.ext4"))
+	if !strings.Contains(d.Remedy, "--insecure-registry "+s.host) {
+		t.Errorf("%+v", d)
+	}
+}
+
 func TestACachedLayerIsNotFetchedAgain(t *testing.T) {
 	s, ref := registryWith(t, container(t, twoLayers...))
 	args := []string{"--image", ref, "--insecure-registry", s.host, "--cache", filepath.Join(t.TempDir(), "cache"), "--out", filepath.Join(t.TempDir(), "app.ext4")}

@@ -98,7 +98,7 @@ func parse(r Request) (name.Reference, error) {
 func notListed(code *fault.Code, registry string) error {
 	return &fault.Error{
 		Code: code, Message: "registry " + registry + " speaks plain HTTP and is not listed",
-		Remedy: "add " + registry + " to templatecenter.insecure_registries, or serve it over HTTPS",
+		Remedy: "add " + registry + " to templatecenter.insecure_registries, give `paddock image build` --insecure-registry " + registry + ", or serve it over HTTPS",
 	}
 }
 
