@@ -29,6 +29,7 @@ const (
 	mostEntries = 200_000_000
 	mostDepth   = 1024
 	mostPath    = 4096
+	mostName    = 255
 )
 
 // filled returns l with its defaults.
@@ -48,9 +49,10 @@ func (l Limits) filled() Limits {
 	return l
 }
 
-// archive returns the limits of one layer's archive.
+// archive returns the limits of one layer's archive. The longest name can be
+// hidden too, so the mark before it is not counted.
 func (l Limits) archive() tarfile.Limits {
-	return tarfile.Limits{Path: l.PathBytes, Depth: l.Depth, AbsoluteNames: l.AbsoluteNames}
+	return tarfile.Limits{Name: mostName + len(markPrefix), Path: l.PathBytes, Depth: l.Depth, AbsoluteNames: l.AbsoluteNames}
 }
 
 // count takes one more entry, or answers fault.TooManyEntries.

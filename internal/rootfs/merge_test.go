@@ -13,6 +13,9 @@ import (
 
 type stack [][]tar.Header
 
+// longest is a name that a file system just takes.
+var longest = strings.Repeat("n", 255)
+
 func (s stack) archives(t *testing.T) [][]byte {
 	t.Helper()
 	var out [][]byte
@@ -72,6 +75,7 @@ func TestLayersAreLaidOverEachOther(t *testing.T) {
 		{"links to links", stack{{symlink("a", "b"), symlink("b", "/c/."), dir("c"), symlink("c/up", "..")}, {file("a/up/a/up/x", "1")}}, []string{"a -> b", "b -> /c/.", "c/", "c/up -> ..", "x = 1"}},
 		{"a whiteout works through a link", stack{{file("usr/bin/sh", "1"), symlink("bin", "usr/bin")}, {file("bin/.wh.sh", "")}}, []string{"bin -> usr/bin", "usr/", "usr/bin/"}},
 		{"opaque works through a link", stack{{file("usr/bin/sh", "1"), symlink("bin", "usr/bin")}, {file("usr/bin/new", "2"), file("bin/.wh..wh..opq", "")}}, []string{"bin -> usr/bin", "usr/", "usr/bin/", "usr/bin/new = 2"}},
+		{"a whiteout of the longest name", stack{{file(longest, "1"), file("b", "1")}, {file(".wh."+longest, "")}}, []string{"b = 1"}},
 		{"a whiteout hides a link, not what it names", stack{{file("usr/x", "1"), symlink("u", "usr")}, {file(".wh.u", "")}}, []string{"usr/", "usr/x = 1"}},
 		{"two ways to one path are one name", stack{{dir("usr"), symlink("u", "usr")}, {file("u/x", "1"), file("usr/x", "2")}}, []string{"u -> usr", "usr/", "usr/x = 2"}},
 
@@ -166,6 +170,10 @@ func TestHostileEntriesAreRefused(t *testing.T) {
 		{name: "hard link to itself", layers: stack{{file("a", "1"), hardlink("a", "./a")}}, want: fault.LayerLink},
 		{name: "hard link to itself through a link", layers: stack{{file("d/a", "1"), symlink("l", "d")}, {hardlink("d/a", "l/a")}}, want: fault.LayerLink},
 		{name: "hard link into what it replaces", layers: stack{{file("d/a", "1")}, {hardlink("d", "d/a")}}, want: fault.LayerLink},
+		{name: "name too long", layers: stack{{file("a/"+longest+"x", "1")}}, want: fault.LayerPath, says: "256 bytes"},
+		{name: "name too long, of a directory that was left out", layers: stack{{file(longest+"x/a", "1")}}, want: fault.LayerPath, says: "256 bytes"},
+		{name: "name too long, of a target", layers: stack{{symlink("a", longest+longest), file("a/b", "1")}}, want: fault.LayerPath, says: "510 bytes"},
+		{name: "whiteout of a name too long", layers: stack{{file(".wh."+longest+"x", "")}}, want: fault.LayerPath},
 		{name: "hard link to what is hidden", layers: stack{{file("a", "1")}, {file(".wh.a", ""), hardlink("b", "a")}}, want: fault.LayerLink},
 		{name: "hard link ahead of its target", layers: stack{{hardlink("b", "a"), file("a", "1")}}, want: fault.LayerLink},
 		{name: "hard link below a file", layers: stack{{file("a", "1"), hardlink("b", "a/x")}}, want: fault.LayerLink},

@@ -122,7 +122,7 @@ func (t *tree) lookup(dir nodeID, text string) nodeID {
 }
 
 // bind gives n the name, which nothing may have. It answers the faults of
-// keep, and fault.LayerPath for a path that becomes too long or too deep.
+// keep, and fault.LayerPath for a name or path that becomes too long or deep.
 func (t *tree) bind(dir nodeID, text string, n nodeID) (nameID, error) {
 	id := t.find(dir, text)
 	if id == 0 {
@@ -144,7 +144,12 @@ func (t *tree) bind(dir nodeID, text string, n nodeID) (nameID, error) {
 	return id, nil
 }
 
+// newName adds a name to a directory. The text may come from a symlink, of
+// which no reader has looked at the parts.
 func (t *tree) newName(dir nodeID, text string) (nameID, error) {
+	if len(text) > mostName {
+		return 0, fault.New(fault.LayerPath, "the name %.200q has %d bytes; at most %d are taken", text, len(text), mostName)
+	}
 	depth, size := t.extent(dir)
 	if depth+1 > t.limits.Depth || size+1+len(text) > t.limits.PathBytes {
 		return 0, fault.New(fault.LayerPath, "with links resolved its path has %d names and %d bytes; at most %d names and %d bytes are taken", depth+1, size+1+len(text), t.limits.Depth, t.limits.PathBytes)
