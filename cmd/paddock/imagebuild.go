@@ -217,8 +217,13 @@ type builtImage struct {
 }
 
 func printBuilt(w io.Writer, file string, r *rootfs.Receipt) {
+	fmt.Fprintf(w, "file:\t%s\n", shown(file))
+	printReceipt(w, r)
+}
+
+func printReceipt(w io.Writer, r *rootfs.Receipt) {
 	n := r.Counts
-	fmt.Fprintf(w, "file:\t%s\nsha256:\t%s\nsize:\t%d bytes (%d MiB)\nimage:\t%s\ndigest:\t%s\ncontent_key:\t%s\nuuid:\t%s\n", shown(file), r.SHA256, r.SizeBytes, r.SizeBytes>>20, shown(r.Reference), r.Digest, r.ContentKey, r.UUID)
+	fmt.Fprintf(w, "sha256:\t%s\nsize:\t%d bytes (%d MiB)\nimage:\t%s\ndigest:\t%s\ncontent_key:\t%s\nuuid:\t%s\n", r.SHA256, r.SizeBytes, r.SizeBytes>>20, shown(r.Reference), r.Digest, r.ContentKey, r.UUID)
 	fmt.Fprintf(w, "layers:\t%d\nentries:\t%d: %d files, %d directories, %d symlinks, %d devices, %d FIFOs; %d are further hard links\n", len(r.Layers), n.Names, n.Files, n.Directories, n.Symlinks, n.Devices, n.FIFOs, n.HardLinks)
 	fmt.Fprintf(w, "kept:\t%d setuid or setgid, %d with capabilities\n", n.Setuid, n.Capabilities)
 	s := n.Stripped

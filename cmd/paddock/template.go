@@ -65,7 +65,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), list, info, remove, alias)
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), list, info, a.receiptCommand(), remove, alias)
 	return c
 }
 

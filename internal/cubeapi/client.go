@@ -141,6 +141,16 @@ func (c *CenterClient) DeleteArtifact(ctx context.Context, id string) error {
 	return c.call(ctx, http.MethodPost, PathTCArtifactDelete, TCDeleteRequest{ArtifactID: id}, nil)
 }
 
+// Receipt returns what an artifact was made of, as JSON, to be closed by the
+// caller. fault.ArtifactNotFound when there is none.
+func (c *CenterClient) Receipt(ctx context.Context, id string) (io.ReadCloser, error) {
+	answer, err := c.request(ctx, http.MethodGet, PathTCReceipt+"?artifact_id="+url.QueryEscape(id), nil, "") //nolint:bodyclose // the caller closes it
+	if err != nil {
+		return nil, err
+	}
+	return answer.Body, nil
+}
+
 // ReportClient is how the template centre tells the master of its jobs.
 type ReportClient struct{ caller }
 

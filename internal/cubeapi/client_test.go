@@ -88,6 +88,7 @@ func TestCallsCarryKeyRequestIDAndNames(t *testing.T) {
 		"PUT /cube/template/a%2Fb/alias":                    func() error { _, err := c.SetAlias(ctx, "a/b", "x"); return err },
 		"GET /cube/template/build/job%2F1/status":           func() error { _, err := c.BuildStatus(ctx, "job/1"); return err },
 		"GET /cube/template?template_id=a%26b":              func() error { _, err := c.Template(ctx, "a&b"); return err },
+		"GET /cube/template/a%2Fb/receipt":                  func() error { return c.Receipt(ctx, "a/b", io.Discard) },
 		"GET /cube/rootfs-artifact?artifact_id=rfs-1":       func() error { _, err := c.Artifact(ctx, "rfs-1"); return err },
 		"GET /cube/sandbox/info?sandbox_id=i1":              func() error { _, err := c.Sandbox(ctx, "i1"); return err },
 		"GET /cube/sandbox/list?all=true":                   func() error { _, err := c.Sandboxes(ctx, true); return err },
@@ -101,7 +102,14 @@ func TestCallsCarryKeyRequestIDAndNames(t *testing.T) {
 			return cubeapi.NewHostClient(url, "the-key").Report(ctx, "h1", cubeapi.HostStatusRequest{})
 		},
 		"POST /internal/template/jobs/job-1/status": func() error { return cubeapi.NewReportClient(url, "the-key").Job(ctx, "job-1", cubeapi.JobReport{}) },
-		"POST /tc/api/v1/artifact/delete":           func() error { return cubeapi.NewCenterClient(url, "the-key").DeleteArtifact(ctx, "rfs-1") },
+		"GET /tc/api/v1/artifact/receipt?artifact_id=rfs-1": func() error {
+			b, err := cubeapi.NewCenterClient(url, "the-key").Receipt(ctx, "rfs-1")
+			if err == nil {
+				err = b.Close()
+			}
+			return err
+		},
+		"POST /tc/api/v1/artifact/delete": func() error { return cubeapi.NewCenterClient(url, "the-key").DeleteArtifact(ctx, "rfs-1") },
 	} {
 		if err := do(); err != nil {
 			t.Errorf("%s: %v", name, err)

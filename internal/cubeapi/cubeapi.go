@@ -23,6 +23,7 @@ const (
 const (
 	PathTemplate         = "/cube/template"
 	PathAlias            = "/cube/template/{template_id}/alias"
+	PathReceipt          = "/cube/template/{template_id}/receipt"
 	PathFromImage        = "/cube/template/from-image"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
@@ -47,6 +48,7 @@ const (
 const (
 	PathTCBuild          = "/tc/api/v1/build"
 	PathTCArtifactDelete = "/tc/api/v1/artifact/delete"
+	PathTCReceipt        = "/tc/api/v1/artifact/receipt"
 	PathTCHealth         = "/health"
 )
 

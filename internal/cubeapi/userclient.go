@@ -71,6 +71,19 @@ func (c *Client) Template(ctx context.Context, name string) (Template, error) {
 	return a.Template, err
 }
 
+// Receipt writes what a template's image was made of to w, as JSON.
+func (c *Client) Receipt(ctx context.Context, name string, w io.Writer) error {
+	answer, err := c.request(ctx, http.MethodGet, strings.Replace(PathReceipt, "{template_id}", url.PathEscape(name), 1), nil, "")
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(w, answer.Body); err != nil {
+		return fault.Wrap(fault.PeerUnavailable, err, "receipt of template %s", name)
+	}
+	return nil
+}
+
 // DeleteTemplate deletes a template, by id or alias.
 func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, PathTemplate, TemplateDeleteRequest{TemplateID: name}, nil)

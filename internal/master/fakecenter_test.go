@@ -48,6 +48,7 @@ func newFakeCenter(t *testing.T, masterURL string) *fakeCenter {
 	token := auth.RequireToken(cubeapi.HeaderCallbackToken, callbackToken, false)
 	mux.Handle("POST "+cubeapi.PathTCBuild, token(http.HandlerFunc(c.build)))
 	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.remove)))
+	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.receipt)))
 	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.download)
 	c.front.show(mux)
 	return c
@@ -176,6 +177,18 @@ func (c *fakeCenter) built(q cubeapi.TCBuildRequest) cubeapi.JobReport {
 		Ext4SHA256: sum(data), Ext4SizeBytes: int64(len(data)), StorageBackend: "dir", ObjectKey: id + ".ext4", Ext4Path: "/artifacts/" + id + ".ext4",
 		ImageConfig: &cubeapi.ImageConfig{Cmd: []string{"bash"}, Env: []string{"PATH=/opt/bin:/bin", "LANG=C.UTF-8"}, WorkingDir: "/srv", User: "worker"},
 	}
+}
+
+// receipt says which bytes an artifact has.
+func (c *fakeCenter) receipt(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	data, ok := c.bytes[r.URL.Query().Get("artifact_id")]
+	c.mu.Unlock()
+	if !ok {
+		serve.WriteError(w, r, fault.New(fault.ArtifactNotFound, "receipt"))
+		return
+	}
+	serve.WriteJSON(w, http.StatusOK, map[string]string{"sha256": sum(data)})
 }
 
 func (c *fakeCenter) remove(w http.ResponseWriter, r *http.Request) {

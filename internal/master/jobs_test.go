@@ -119,6 +119,32 @@ func TestTheDownloadIsHandedOn(t *testing.T) {
 	}
 }
 
+func TestTheReceiptIsHandedOn(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start()
+	r.host(0, plenty)
+	j := r.template()
+	var got strings.Builder
+	must(t, r.api.Receipt(t.Context(), j.TemplateID, &got))
+	if !strings.Contains(got.String(), `"sha256":"`+j.Artifact.Ext4SHA256+`"`) {
+		t.Errorf("receipt %s", got.String())
+	}
+	if err := r.api.Receipt(t.Context(), "nosuch", io.Discard); fault.Of(err) != fault.TemplateNotFound {
+		t.Errorf("no template: %v", err)
+	}
+	if err := cubeapi.NewClient(r.front.URL, "guess").Receipt(t.Context(), j.TemplateID, io.Discard); fault.Of(err) != fault.Unauthenticated {
+		t.Errorf("wrong key: %v", err)
+	}
+	r.center.set(func(c *fakeCenter) { clear(c.bytes) })
+	if err := r.api.Receipt(t.Context(), j.TemplateID, io.Discard); fault.Of(err) != fault.ArtifactNotFound {
+		t.Errorf("no receipt: %v", err)
+	}
+	r.center.front.hide()
+	if err := r.api.Receipt(t.Context(), j.TemplateID, io.Discard); fault.Of(err) != fault.PeerUnavailable {
+		t.Errorf("centre away: %v", err)
+	}
+}
+
 func TestOneRequestIsOneJob(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
 		r := newRig(t, dsn)

@@ -190,6 +190,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 		"GET " + cubeapi.PathTemplate:         m.serveTemplates,
 		"DELETE " + cubeapi.PathTemplate:      m.serveTemplateDelete,
 		"PUT " + cubeapi.PathAlias:            m.serveAlias,
+		"GET " + cubeapi.PathReceipt:          m.serveReceipt,
 		"GET " + cubeapi.PathRootfsArtifact:   m.serveArtifact,
 		"POST " + cubeapi.PathSandbox:         m.serveCreate,
 		"DELETE " + cubeapi.PathSandbox:       m.serveDelete,

@@ -296,3 +296,38 @@ func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {
 	}
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
+
+// receiptCall bounds how long a receipt may take on its way.
+const receiptCall = 2 * time.Minute
+
+// serveReceipt hands on what a template's image was made of, which the template
+// centre keeps.
+func (m *Master) serveReceipt(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), receiptCall)
+	defer cancel()
+	receipt, err := m.receipt(ctx, r.PathValue("template_id"))
+	if err != nil {
+		serve.WriteError(w, r, err)
+		return
+	}
+	defer receipt.Close()
+	w.Header().Set("Content-Type", "application/json")
+	if _, err := io.Copy(w, receipt); err != nil {
+		panic(http.ErrAbortHandler) // what came must not pass for the whole
+	}
+}
+
+func (m *Master) receipt(ctx context.Context, name string) (io.ReadCloser, error) {
+	var d template.Definition
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		d, err = templatedb.Resolve(ctx, tx, name)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case d.ArtifactID == "":
+		return nil, fault.New(fault.TemplateNotReady, "template %s is %s", d.ID, d.State)
+	}
+	return m.center.Receipt(ctx, string(d.ArtifactID))
+}

@@ -127,11 +127,11 @@ func (c *Center) delete(ctx context.Context, id template.ArtifactID) error {
 	return err
 }
 
-// remove removes the bytes of an artifact in deleting and then its row. When
+// remove removes the bytes of an artifact in deleting, its receipt, and then its row. When
 // the bytes cannot be removed the row says why and waits to be released again.
 // The caller holds the artifact's lock.
 func (c *Center) remove(ctx context.Context, a template.Artifact) error {
-	if failed := c.keep.Remove(ctx, objectKey(a.ID)); failed != nil {
+	if failed := c.discard(ctx, a.ID); failed != nil {
 		a.Error = failed.Error()
 		err := c.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 			_, err := templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactKept)

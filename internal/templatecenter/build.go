@@ -250,7 +250,7 @@ func (c *Center) disown(ctx context.Context, done cubeapi.JobReport, why error) 
 	if _, found, err := c.row(ctx, template.ArtifactID(done.ArtifactID)); err != nil || found {
 		return // the sweep looks again
 	}
-	if err := c.keep.Remove(ctx, done.ObjectKey); err != nil {
+	if err := c.discard(ctx, template.ArtifactID(done.ArtifactID)); err != nil {
 		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", done.ArtifactID), slog.String("error", err.Error()))
 	}
 }
@@ -296,6 +296,9 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 	if err := fail.Point("templatecenter.before_store"); err != nil {
 		return done, err
 	}
+	if err := c.storeReceipt(ctx, id, res.Receipt, file+".receipt"); err != nil {
+		return done, err
+	}
 	if err := c.keep.Put(ctx, objectKey(id), file); err != nil {
 		return done, err
 	}
@@ -320,7 +323,13 @@ func (c *Center) storeRoom(ctx context.Context, im *rootfs.Image) error {
 	})
 }
 
-func objectKey(id template.ArtifactID) string { return string(id) + ".ext4" }
+// What the store has of an artifact.
+const (
+	objectEnd  = ".ext4"
+	receiptEnd = ".receipt.json"
+)
+
+func objectKey(id template.ArtifactID) string { return string(id) + objectEnd }
 
 // reusable returns a ready artifact whose bytes are there. When the store
 // cannot tell, the build fails: nothing is rebuilt on a guess. An artifact that

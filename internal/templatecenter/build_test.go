@@ -49,7 +49,7 @@ func TestAJobBecomesAnArtifact(t *testing.T) {
 			t.Errorf("file %v, %v, outcome says %d", info, err, out.Ext4SizeBytes)
 		}
 		checkReports(t, r.master.of(b.JobID))
-		if work, kept := r.left(); len(work) > 0 || !slices.Equal(kept, []string{out.ObjectKey}) {
+		if work, kept := r.left(); len(work) > 0 || !slices.Equal(kept, []string{out.ObjectKey, out.ArtifactID + ".receipt.json"}) {
 			t.Errorf("left in work %v, in the store %v", work, kept)
 		}
 		eventually(t, "an empty board", func() bool {
@@ -475,12 +475,17 @@ func TestArtifactsLiveInS3(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if got := r.receipt(out.ArtifactID); got.SHA256 != out.Ext4SHA256 {
+		t.Errorf("receipt %+v", got)
+	}
 	r.release(out.ArtifactID)
 	if err := r.client.DeleteArtifact(t.Context(), out.ArtifactID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Stat(t.Context(), out.ObjectKey); !errors.Is(err, fault.ArtifactNotFound) {
-		t.Errorf("object: %v", err)
+	for _, key := range []string{out.ObjectKey, out.ArtifactID + ".receipt.json"} {
+		if _, err := s.Stat(t.Context(), key); !errors.Is(err, fault.ArtifactNotFound) {
+			t.Errorf("object %s: %v", key, err)
+		}
 	}
 }
 

@@ -182,6 +182,7 @@ func (c *Center) routes(reg *prometheus.Registry) http.Handler {
 	token := auth.RequireToken(cubeapi.HeaderCallbackToken, c.cfg.Auth.CallbackToken, c.cfg.Auth.InsecureOpen)
 	mux.Handle("POST "+cubeapi.PathTCBuild, token(http.HandlerFunc(c.serveBuild)))
 	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.serveDelete)))
+	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.serveReceipt)))
 	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.serveDownload) // HEAD too
 	mux.HandleFunc("GET "+cubeapi.PathTCHealth, c.serveHealth)
 	mux.Handle("GET "+cubeapi.PathMetrics, telemetry.Handler(reg))

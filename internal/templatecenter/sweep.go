@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/artifact"
@@ -146,10 +145,10 @@ func (c *Center) finishDeletes(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-var objectForm = regexp.MustCompile(`^rfs-[0-9a-f]{24}\.ext4$`)
+var objectForm = regexp.MustCompile(`^(rfs-[0-9a-f]{24})\.(ext4|receipt\.json)$`)
 
-// removeOrphans removes bytes that no row names: their builder ended between
-// storing and telling.
+// removeOrphans removes bytes and receipts that no row names: their builder
+// ended between storing and telling.
 func (c *Center) removeOrphans(ctx context.Context) error {
 	var old []string
 	err := c.keep.List(ctx, func(key string, i artifact.Info) error {
@@ -166,7 +165,7 @@ func (c *Center) removeOrphans(ctx context.Context) error {
 }
 
 func (c *Center) removeOrphan(ctx context.Context, key string) error {
-	id := template.ArtifactID(strings.TrimSuffix(key, ".ext4"))
+	id := template.ArtifactID(objectForm.FindStringSubmatch(key)[1])
 	if _, found, err := c.row(ctx, id); err != nil || found {
 		return err
 	}
