@@ -224,3 +224,11 @@ func LayEntries(layers ...[]tarfile.Entry) (*Laid, error) {
 	}
 	return d, nil
 }
+
+// DefaultLimits are the limits that a zero Limits stands for, with the names
+// that the configuration's default takes.
+func DefaultLimits() Limits {
+	l := Limits{AbsoluteNames: true}.filled()
+	l.Source = l.Source.Filled()
+	return l
+}

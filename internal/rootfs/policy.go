@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/rootfs/tarfile"
 )
 
@@ -25,6 +26,11 @@ type Policy struct {
 	FIFOs        Rule // named pipes; Allow
 	Setuid       Rule // set-user-id and set-group-id bits of what is no directory; Allow
 	Capabilities Rule // file capabilities; Allow
+}
+
+// PolicyOf returns the policy that a configuration names.
+func PolicyOf(c config.ImagePolicy) Policy {
+	return Policy{Devices: Rule(c.Devices), FIFOs: Rule(c.FIFOs), Setuid: Rule(c.Setuid), Capabilities: Rule(c.Capabilities)}
 }
 
 func (p Policy) filled() Policy {

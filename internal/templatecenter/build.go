@@ -20,13 +20,11 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/logs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/rootfs"
-	"github.com/paddock-dev/paddock/internal/rootfs/source"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -164,7 +162,7 @@ func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller)
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
 		Reference: req.Request.SourceImageRef, Auth: rootfs.Auth{Username: req.Request.RegistryUsername, Password: req.Request.RegistryPassword},
 		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: c.cfg.TemplateCenter.GuestBinary, WorkDir: c.cfg.TemplateCenter.WorkDir,
-		EgressCA: ca, Cache: c.cache, Limits: limitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: policyOf(c.cfg.TemplateCenter.ImagePolicy),
+		EgressCA: ca, Cache: c.cache, Limits: rootfs.LimitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: rootfs.PolicyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
 	})
 	if err != nil {
@@ -192,20 +190,6 @@ func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller)
 		case <-time.After(lockPoll):
 		}
 	}
-}
-
-func limitsOf(l config.ImageLimits) rootfs.Limits {
-	return rootfs.Limits{
-		Entries: int64(l.Entries), FileBytes: int64(l.FileMiB) << 20, Depth: l.Depth, PathBytes: l.PathBytes, AbsoluteNames: l.AbsoluteNames,
-		Source: source.Limits{
-			Layers: l.Layers, Manifest: int64(l.ManifestKiB) << 10, Config: int64(l.ConfigKiB) << 10,
-			Compressed: int64(l.CompressedMiB) << 20, Window: int64(l.WindowMiB) << 20, Ratio: int64(l.Ratio),
-		},
-	}
-}
-
-func policyOf(p config.ImagePolicy) rootfs.Policy {
-	return rootfs.Policy{Devices: rootfs.Rule(p.Devices), FIFOs: rootfs.Rule(p.FIFOs), Setuid: rootfs.Rule(p.Setuid), Capabilities: rootfs.Rule(p.Capabilities)}
 }
 
 // lockOf names the lock of an artifact's bytes: who makes or removes them has it.

@@ -130,6 +130,12 @@ func (t *TemplateCenter) checkImages(k *checker) {
 		{"config_kib", l.ConfigKiB, 1, 1 << 20},
 		{"depth", l.Depth, 1, 1024},
 		{"path_bytes", l.PathBytes, 1, 4096},
+		{"growth_mib", l.GrowthMiB, 1, maxMiB},
+		{"config_items", l.ConfigItems, 1, 1 << 20},
+		{"config_list_kib", l.ConfigListKiB, 1, 1 << 20},
+		{"xattrs", l.Xattrs, 1, 4096},
+		{"xattr_kib", l.XattrKiB, 1, 1 << 10},
+		{"header_kib", l.HeaderKiB, 1, 64 << 10},
 	} {
 		k.between(limits+f.key, f.value, f.lowest, f.most)
 	}

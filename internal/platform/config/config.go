@@ -113,13 +113,19 @@ type ImageLimits struct {
 	Entries       int  `yaml:"entries" env:"PADDOCK_IMAGE_ENTRIES" doc:"entries of all layers, and directories that no entry names"`
 	FileMiB       int  `yaml:"file_mib" env:"PADDOCK_IMAGE_FILE_MIB" doc:"MiB of files of all layers"`
 	CompressedMiB int  `yaml:"compressed_mib" env:"PADDOCK_IMAGE_COMPRESSED_MIB" doc:"MiB of all layers as they travel"`
-	Ratio         int  `yaml:"ratio" env:"PADDOCK_IMAGE_RATIO" doc:"times its size that a layer may grow, once it is over 1 GiB"`
+	Ratio         int  `yaml:"ratio" env:"PADDOCK_IMAGE_RATIO" doc:"times its size that a layer may grow, once it is over growth_mib"`
 	WindowMiB     int  `yaml:"window_mib" env:"PADDOCK_IMAGE_WINDOW_MIB" doc:"MiB of memory that a layer's zstd compression may ask for"`
 	Layers        int  `yaml:"layers" env:"PADDOCK_IMAGE_LAYERS" doc:"layers of one image"`
 	ManifestKiB   int  `yaml:"manifest_kib" env:"PADDOCK_IMAGE_MANIFEST_KIB" doc:"KiB of a manifest or an index"`
 	ConfigKiB     int  `yaml:"config_kib" env:"PADDOCK_IMAGE_CONFIG_KIB" doc:"KiB of an image's config"`
 	Depth         int  `yaml:"depth" env:"PADDOCK_IMAGE_DEPTH" doc:"names in one path"`
 	PathBytes     int  `yaml:"path_bytes" env:"PADDOCK_IMAGE_PATH_BYTES" doc:"bytes of one path"`
+	GrowthMiB     int  `yaml:"growth_mib" env:"PADDOCK_IMAGE_GROWTH_MIB" doc:"MiB that a layer may become before its ratio is looked at"`
+	ConfigItems   int  `yaml:"config_items" env:"PADDOCK_IMAGE_CONFIG_ITEMS" doc:"items of each list of an image's config: environment, command, ports, labels"`
+	ConfigListKiB int  `yaml:"config_list_kib" env:"PADDOCK_IMAGE_CONFIG_LIST_KIB" doc:"KiB of each list of an image's config"`
+	Xattrs        int  `yaml:"xattrs" env:"PADDOCK_IMAGE_XATTRS" doc:"extended attributes of one entry"`
+	XattrKiB      int  `yaml:"xattr_kib" env:"PADDOCK_IMAGE_XATTR_KIB" doc:"KiB of the extended attributes of one entry"`
+	HeaderKiB     int  `yaml:"header_kib" env:"PADDOCK_IMAGE_HEADER_KIB" doc:"KiB of what an archive says of one entry"`
 	AbsoluteNames bool `yaml:"absolute_names" env:"PADDOCK_IMAGE_ABSOLUTE_NAMES" doc:"true: a slash before an entry's name is dropped, as some builders write it; false: it is refused"`
 }
 

@@ -23,7 +23,7 @@ const readAhead = 256 << 10
 // LayerArchive when they are damaged or end too soon, LayerTrailing when others
 // follow, LayerWindow, TooCompressed.
 func Decompress(r io.Reader, c Compression, l Limits) (io.ReadCloser, error) {
-	d := &decompressed{limits: l.filled()}
+	d := &decompressed{limits: l.Filled()}
 	d.in = &counted{from: r}
 	d.ahead = bufio.NewReaderSize(d.in, readAhead)
 	if err := d.start(c); err != nil {

@@ -18,12 +18,9 @@ func Hurry(idle time.Duration) (undo func()) {
 // for too long.
 func Idle() { <-time.After(3 * idleTime / 2) }
 
-// Filled returns the limits with defaults.
-func (l Limits) Filled() Limits { return l.filled() }
-
 // ReadManifest reads a manifest or an index, and returns all digests in it.
 func ReadManifest(b []byte, served string) (kind string, digests []string, err error) {
-	m, ix, err := readDocument(document{bytes: b, mediaType: servedType(served)}, Limits{}.filled())
+	m, ix, err := readDocument(document{bytes: b, mediaType: servedType(served)}, Limits{}.Filled())
 	switch {
 	case err != nil:
 		return "", nil, err
@@ -44,13 +41,13 @@ func ReadManifest(b []byte, served string) (kind string, digests []string, err e
 
 // ReadConfig reads an image's config.
 func ReadConfig(b []byte) (Config, []string, error) {
-	c, err := readConfig(b, Limits{}.filled())
+	c, err := readConfig(b, Limits{}.Filled())
 	return c.Config, c.diffIDs, err
 }
 
 // ReadSaved reads the manifest of a docker archive.
 func ReadSaved(b []byte) error {
-	_, err := readSaved(b, Limits{}.filled())
+	_, err := readSaved(b, Limits{}.Filled())
 	return err
 }
 

@@ -67,7 +67,8 @@ type Limits struct {
 	Growth int64
 }
 
-func (l Limits) filled() Limits {
+// Filled returns l with its defaults.
+func (l Limits) Filled() Limits {
 	def(&l.Layers, 512)
 	def(&l.Manifest, 4<<20)
 	def(&l.Config, 8<<20)
@@ -145,7 +146,7 @@ func Resolve(ctx context.Context, r Request) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.Limits = r.Limits.filled()
+	r.Limits = r.Limits.Filled()
 	im, err := open(ctx, r, want)
 	if err != nil {
 		return nil, naming(r.Reference, err)
