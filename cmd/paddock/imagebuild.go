@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -41,7 +40,8 @@ REF is one of
   oci:DIRECTORY[:TAG|@DIGEST]        an OCI layout
   docker-archive:FILE[:NAME:TAG]     what "docker save" writes
 
-Without --registry-username the docker configuration is asked for credentials.
+What an image may hold is templatecenter.image_limits and image_policy of the
+configuration. Without --registry-username the docker configuration is asked for credentials.
 FILE appears whole or not at all, and nothing else is left behind.`,
 		Example: `  paddock image build --image registry.example/app:1 --out app.ext4 --receipt app.json
   paddock image build --image oci:layout:app --out app.ext4 --cache ~/.cache/paddock
@@ -70,6 +70,7 @@ FILE appears whole or not at all, and nothing else is left behind.`,
 	f.StringSliceVar(&r.InsecureRegistries, "insecure-registry", nil, "registry that may be reached by plain HTTP, as `HOST:PORT`; may be repeated")
 	f.StringVar(&b.cache, "cache", "", "`DIR` that keeps layers for the next build (default: none are kept)")
 	f.StringVar(&r.GuestPath, "guest", "", "paddock-guest binary to put in as templates have it (default: none)")
+	f.StringVar(&r.EgressCA, "egress-ca", "", "PEM `FILE` of certificates to put into the image's trust stores (default: none)")
 	f.StringVar(&r.WorkDir, "work-dir", "", "`DIR` for scratch, on the file system of the output (default: beside it)")
 	for flag, kinds := range map[string][]string{"out": {"ext4", "img"}, "receipt": {"json"}} {
 		_ = c.MarkFlagFilename(flag, kinds...) // they are flags of this command
@@ -99,8 +100,14 @@ func (b *imageBuild) check() error {
 }
 
 // buildImage makes the image in a scratch directory and gives image and receipt
-// their names when both are whole.
+// their names when both are whole. It takes what a template centre takes: limits
+// and policy are those of the configuration.
 func (a *app) buildImage(ctx context.Context, b imageBuild) (err error) {
+	l, err := a.load()
+	if err != nil {
+		return err
+	}
+	b.request.Limits, b.request.Policy = rootfs.LimitsOf(l.TemplateCenter.ImageLimits), rootfs.PolicyOf(l.TemplateCenter.ImagePolicy)
 	beside := filepath.Dir(b.out)
 	if b.request.WorkDir == "" {
 		b.request.WorkDir = beside
@@ -113,9 +120,8 @@ func (a *app) buildImage(ctx context.Context, b imageBuild) (err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 	b.request.WorkDir, b.request.Local = scratch, true
-	b.request.Limits.AbsoluteNames = config.Default().TemplateCenter.ImageLimits.AbsoluteNames // the rest's defaults are one
 	if b.cache != "" {
-		cache, err := blobcache.Open(blobcache.Options{Dir: b.cache})
+		cache, err := blobcache.Open(blobcache.Options{Dir: b.cache, Quota: int64(l.TemplateCenter.CacheQuotaMiB) << 20})
 		if err != nil {
 			return err
 		}

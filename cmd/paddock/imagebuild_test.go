@@ -4,13 +4,19 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"io"
 	"log"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -25,6 +31,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/rootfs"
 )
 
 // container returns an image for this platform with a layer for each list of
@@ -186,6 +193,60 @@ func TestACachedLayerIsNotFetchedAgain(t *testing.T) {
 	if n := s.blobs.Load(); n > 1 { // the config is small and read again
 		t.Errorf("%d blobs were fetched", n)
 	}
+}
+
+// TestBuildTakesLimitsAndPolicyOfTheConfiguration, as a template centre does.
+func TestBuildTakesLimitsAndPolicyOfTheConfiguration(t *testing.T) {
+	ref := laidOut(t, container(t, []string{"/etc/passwd", "a slash before the name"}, twoLayers[1]))
+	args := []string{"image", "build", "--image", ref, "--out", filepath.Join(t.TempDir(), "app.ext4")}
+	if got := paddock(t, args...); got.exit != 0 {
+		t.Errorf("%+v", got)
+	}
+	for variable, c := range map[string]struct {
+		value string
+		want  *fault.Code
+	}{
+		"PADDOCK_IMAGE_ENTRIES":        {"1", fault.TooManyEntries},
+		"PADDOCK_IMAGE_ABSOLUTE_NAMES": {"false", fault.LayerPath},
+		"PADDOCK_IMAGE_DEVICES":        {"sometimes", fault.BadConfig},
+	} {
+		t.Run(variable, func(t *testing.T) {
+			t.Setenv(variable, c.value)
+			refused(t, c.want, args...)
+		})
+	}
+	t.Run("policy", func(t *testing.T) {
+		before := build(t, args[2:]...).Receipt.Policy
+		t.Setenv("PADDOCK_IMAGE_DEVICES", "refuse")
+		if got := build(t, args[2:]...).Receipt.Policy; got == before || !strings.Contains(got, "devices=refuse") {
+			t.Errorf("policy %q, before %q", got, before)
+		}
+	})
+}
+
+func TestBuildPutsCertificatesIn(t *testing.T) {
+	ref, dir := laidOut(t, container(t, twoLayers...)), t.TempDir()
+	ca := filepath.Join(dir, "ca.pem")
+	must(t, os.WriteFile(ca, certificate(t), 0o600))
+	args := []string{"--image", ref, "--out", filepath.Join(dir, "app.ext4")}
+	plain, with := build(t, args...), build(t, append(args, "--egress-ca", ca)...)
+	if plain.Receipt.ContentKey == with.Receipt.ContentKey || plain.Receipt.SHA256 == with.Receipt.SHA256 {
+		t.Error("the certificate changes nothing")
+	}
+	if !slices.Contains(with.Receipt.Injected, rootfs.Injected{Path: "etc/ssl/certs/ca-certificates.crt", What: "ca", How: "created"}) {
+		t.Errorf("put in: %+v", with.Receipt.Injected)
+	}
+	refused(t, fault.InvalidInput, append([]string{"image", "build", "--egress-ca", filepath.Join(dir, "none")}, args...)...)
+}
+
+// certificate is one in PEM.
+func certificate(t *testing.T) []byte {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	must(t, err)
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1)}, &x509.Certificate{SerialNumber: big.NewInt(1)}, key.Public(), key)
+	must(t, err)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
 func TestBuildTalksOnStandardErrorOnly(t *testing.T) {
