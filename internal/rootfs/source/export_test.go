@@ -9,9 +9,9 @@ import (
 // Hurry makes waiting short until the returned function is called: between
 // tries, and for a silent registry as it is given.
 func Hurry(idle time.Duration) (undo func()) {
-	b, i := backoff, idleTime
-	backoff, idleTime = time.Millisecond, idle
-	return func() { backoff, idleTime = b, i }
+	b, i, a := backoff, idleTime, answerTime
+	backoff, idleTime, answerTime = time.Millisecond, idle, 10*idle
+	return func() { backoff, idleTime, answerTime = b, i, a }
 }
 
 // Idle returns when a registry that is asked for a byte would have been silent

@@ -69,6 +69,8 @@ func (o *registry) image(ctx context.Context, ref name.Reference, r Request, wan
 // and where a token is to be had. They go to the registry's host and to the
 // token server that it names, and to no other.
 func (o *registry) login(ctx context.Context, a Auth) error {
+	ctx, cancel := o.briefly(ctx)
+	defer cancel()
 	auth := authn.Authenticator(&authn.Basic{Username: a.Username, Password: a.Password})
 	if a == (Auth{}) {
 		var err error
@@ -103,8 +105,16 @@ func isBroken(err error) bool {
 		errors.As(err, &temporary) && temporary.Temporary()
 }
 
+// briefly bounds a question whose answer is small. A line that brings a layer
+// bounds itself.
+func (o *registry) briefly(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, answerTime, fault.New(fault.RegistryDown, "registry %s: no whole answer within %s", o.repo.RegistryStr(), answerTime))
+}
+
 // manifest reads a manifest or index by tag or digest.
 func (o *registry) manifest(ctx context.Context, identifier string) (document, error) {
+	ctx, cancel := o.briefly(ctx)
+	defer cancel()
 	resp, err := o.get(ctx, "manifests", identifier, http.Header{"Accept": {strings.Join([]string{ociIndex, dockerList, ociManifest, dockerManifest}, ", ")}})
 	if err != nil {
 		return document{}, o.fault(ctx, err)
@@ -213,6 +223,7 @@ func (b brief) Error() string {
 // The pace of trying again, and how long a line may be silent. Tests change
 // them.
 var (
-	backoff  = 200 * time.Millisecond
-	idleTime = time.Minute // without a byte, the registry is taken for away
+	backoff    = 200 * time.Millisecond
+	idleTime   = time.Minute     // without a byte, the registry is taken for away
+	answerTime = 2 * time.Minute // for a whole manifest, or a login, with all tries
 )

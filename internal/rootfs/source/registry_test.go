@@ -205,6 +205,32 @@ func TestAServerErrorIsTheRegistrysAndACancelIsNobodys(t *testing.T) {
 	}
 }
 
+// TestARegistryThatKeepsOneWaiting in the middle of an answer is away.
+func TestARegistryThatKeepsOneWaiting(t *testing.T) {
+	defer source.Hurry(100 * time.Millisecond)()
+	s, _ := twoLayers(t, ociManifest, ociConfig, ociLayer, ociLayer)
+	ref := s.serve(t) + "/app:1"
+	for _, part := range []string{"/manifests/", "/v2/"} {
+		s.set(func(w http.ResponseWriter, r *http.Request) bool {
+			if !strings.Contains(r.URL.Path, part) {
+				return false
+			}
+			w.Header().Set("Content-Type", ociManifest)
+			if part == "/v2/" {
+				w.WriteHeader(http.StatusTeapot)
+			}
+			_, _ = io.WriteString(w, "{")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return true
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		_, err := source.Resolve(ctx, request(ref))
+		cancel()
+		refused(t, err, fault.RegistryDown, "no whole answer")
+	}
+}
+
 func TestWhatARegistrySaysIsKeptShort(t *testing.T) {
 	s, _ := twoLayers(t, ociManifest, ociConfig, ociLayer, ociLayer)
 	ref := s.serve(t) + "/app:1"
