@@ -92,13 +92,16 @@ func Open(o Options) (*Cache, error) {
 	}
 	for _, d := range []string{blobDir, partialDir} {
 		if err := os.MkdirAll(filepath.Join(c.dir, d), 0o700); err != nil {
-			return nil, fault.Wrap(fault.DataDir, err, "layer cache")
+			return nil, fault.Wrap(fault.DataDir, err, "layer cache %s", c.dir)
 		}
 	}
 	if err := c.sweep(); err != nil {
-		return nil, fault.Wrap(fault.DataDir, err, "layer cache")
+		return nil, fault.Wrap(fault.DataDir, err, "layer cache %s", c.dir)
 	}
-	return c, c.trimBriefly()
+	if err := c.trimBriefly(); err != nil {
+		return nil, fault.Wrap(fault.DataDir, err, "layer cache %s", c.dir)
+	}
+	return c, nil
 }
 
 // Get returns the layer with that digest ("sha256:" and 64 hex digits) and
@@ -108,7 +111,7 @@ func Open(o Options) (*Cache, error) {
 // fails, a caller tries its own, as it may have other rights.
 //
 // Refusals: fault.LayerDigest when the bytes are not of that digest or size,
-// fault.DiskFull, and what fetch returns.
+// fault.DiskFull, fault.DataDir, and what fetch returns.
 func (c *Cache) Get(ctx context.Context, digest string, size int64, fetch Fetch) (*Blob, error) {
 	k, err := keyOf(digest, size)
 	if err != nil {

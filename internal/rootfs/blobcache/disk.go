@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"hash"
 	"io"
 	"io/fs"
@@ -27,7 +26,7 @@ const writeback = 8 << 20
 func (c *Cache) bring(ctx context.Context, k key, fetch Fetch) (*os.File, error) {
 	part, have, err := c.claim(ctx, k)
 	if have != nil || err != nil {
-		return have, err
+		return have, c.diskFault(err)
 	}
 	if err := c.fill(ctx, part, k, fetch); err != nil {
 		return nil, errors.Join(err, removeIfIn(part, part.Name()), part.Close())
@@ -151,7 +150,7 @@ func (c *Cache) fill(ctx context.Context, part *os.File, k key, fetch Fetch) err
 	if err := syncDir(filepath.Join(c.dir, blobDir)); err != nil {
 		return c.diskFault(err)
 	}
-	return lock(ctx, part, unix.LOCK_SH)
+	return c.diskFault(lock(ctx, part, unix.LOCK_SH))
 }
 
 // writer takes the layer's bytes, in order, and no more than there should be.
@@ -214,5 +213,5 @@ func (c *Cache) diskFault(err error) error {
 	case fault.Of(err) != fault.Bug:
 		return err
 	}
-	return fmt.Errorf("layer cache: %w", err)
+	return fault.Wrap(fault.DataDir, err, "layer cache %s", c.dir)
 }

@@ -20,6 +20,21 @@ import (
 	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
 )
 
+// TestADirectoryThatIsNoneHasACode: an operator can mend it, a caller cannot.
+func TestADirectoryThatIsNoneHasACode(t *testing.T) {
+	for _, name := range []string{"blobs", "partial"} {
+		dir, l := t.TempDir(), layerOf('a', 1000)
+		c := open(t, dir, 0)
+		if err := errors.Join(os.Remove(filepath.Join(dir, name)), os.WriteFile(filepath.Join(dir, name), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := c.Get(t.Context(), l.digest, l.size(), l.fetch)
+		if fault.Of(err) != fault.DataDir || !strings.Contains(err.Error(), dir) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
 func TestADamagedLayerIsThrownOut(t *testing.T) {
 	dir, l := t.TempDir(), layerOf('a', 100_000)
 	c := open(t, dir, 0)

@@ -143,6 +143,9 @@ func (a *archive) note(h *tar.Header, at int64) {
 	default:
 		m.kind = fmt.Sprintf("entry of type %q", h.Typeflag)
 	}
+	if len(m.link) > maxKey {
+		m.link, m.kind = "", "over-long link" // the members are kept in memory
+	}
 	for r := range h.PAXRecords {
 		if strings.HasPrefix(r, "GNU.sparse.") {
 			m.kind = "sparse file"

@@ -274,6 +274,7 @@ func TestArchivesThatAreRefused(t *testing.T) {
 		{name: "a layer that climbs out", items: []item{layer, conf, manifest("c.json", "../../../etc/passwd")}, want: fault.ImageInvalid, says: "etc/passwd"},
 		{name: "a link that climbs out", items: []item{{name: "l.tar", link: "/etc/passwd"}, conf, good}, want: fault.ImageInvalid, says: "l.tar"},
 		{name: "a link to itself", items: []item{{name: "l.tar", link: "l.tar"}, conf, good}, want: fault.ImageInvalid, says: "links"},
+		{name: "a link to a long name", items: []item{{name: "l.tar", link: strings.Repeat("x/", 300) + "y"}, conf, good}, want: fault.ImageInvalid, says: "over-long"},
 		{name: "a device", items: []item{{head: &tar.Header{Name: "l.tar", Typeflag: tar.TypeChar}}, conf, good}, want: fault.ImageInvalid, says: "type"},
 		{name: "another layer", items: []item{{name: "l.tar", body: archiveOf(t, "a", "2")}, conf, good}, want: fault.LayerDigest, says: "its bytes have"},
 		{name: "a compressed layer of another digest", items: []item{{name: "blobs/sha256/" + zero, body: gzipped(t, plain)}, conf, manifest("c.json", "blobs/sha256/"+zero)}, want: fault.LayerDigest, says: "its bytes have"},
