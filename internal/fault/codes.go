@@ -35,7 +35,6 @@ var (
 	ImageDenied       = code("image_denied", Forbidden, 0, "the registry refused access to the image", "pass --registry-username and --registry-password-stdin, or log in with docker")
 	ImagePlatform     = code("image_platform", Invalid, 0, "the image has no variant for this platform", "push a variant for the platform that the message names")
 	ImageInvalid      = code("image_invalid", Invalid, 0, "the image's manifest, config or layers break the image format", "rebuild and push the image")
-	ImageHostile      = code("image_refused", Invalid, 0, "a layer holds an entry that no honest image has", "look at the entry that the message names")
 	ManifestAmbiguous = code("manifest_ambiguous", Invalid, 0, "the manifest can be read in two ways, or is not of the media type that it was served as", "rebuild and push the image with one manifest of one kind")
 	ManifestTooLarge  = code("manifest_too_large", Invalid, 0, "the manifest, an index or the config is larger than is read", "rebuild the image with less metadata")
 	ImageConfigBad    = code("image_config_refused", Invalid, 0, "the image's config has more environment, command or labels than is taken", "shorten what the message names")
