@@ -224,6 +224,14 @@ func TestBuildTakesLimitsAndPolicyOfTheConfiguration(t *testing.T) {
 	})
 }
 
+func TestAReceiptWithNothingPutInHasAnEmptyList(t *testing.T) {
+	ref := laidOut(t, container(t, []string{"dev/x", "", "proc/x", "", "sys/x", "", "etc/x", "", "tmp/x", ""}))
+	got := paddock(t, "image", "build", "-o", "json", "--image", ref, "--out", filepath.Join(t.TempDir(), "app.ext4"))
+	if got.exit != 0 || !strings.Contains(got.out, `"injected": []`) || !strings.Contains(got.out, `"not_written": []`) {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestBuildPutsCertificatesIn(t *testing.T) {
 	ref, dir := laidOut(t, container(t, twoLayers...)), t.TempDir()
 	ca := filepath.Join(dir, "ca.pem")

@@ -44,7 +44,7 @@ func (p *placer) inject(ctx context.Context, what injection) (*injector, error) 
 	if err := p.settle(); err != nil { // bundles are read back
 		return nil, err
 	}
-	i := &injector{placer: p, ctx: ctx, left: []string{}}
+	i := &injector{placer: p, ctx: ctx, done: []Injected{}, left: []string{}}
 	if err := i.mountPoints(); err != nil {
 		return nil, err
 	}

@@ -2,11 +2,8 @@ package rootfs
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
-	"strconv"
-	"strings"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -68,56 +65,6 @@ func (r *Receipt) WriteTo(w io.Writer) (int64, error) {
 		return 0, err
 	}
 	return b.WriteTo(w)
-}
-
-// Check compares an image with what the receipt says of it. It answers
-// fault.ArtifactCorrupt, with the place of the first piece that differs, and
-// fault.InvalidInput for a receipt that contradicts itself.
-func (r *Receipt) Check(ctx context.Context, image io.ReaderAt, size int64) error {
-	if size != r.SizeBytes {
-		return fault.New(fault.ArtifactCorrupt, "the image has %d bytes, its receipt says %d", size, r.SizeBytes)
-	}
-	got, err := SumImage(ctx, image, size)
-	if err != nil {
-		return err
-	}
-	have, want := pieces(got.Chunks), pieces(r.Chunks)
-	for at := int64(0); at < size; at += ChunkSize {
-		a, _ := have()
-		b, ok := want()
-		if !ok || r.ChunkBytes != ChunkSize {
-			return fault.New(fault.InvalidInput, "the receipt has sums for less than the %d bytes that it names", size)
-		}
-		if a != b {
-			return fault.New(fault.ArtifactCorrupt, "the image's bytes %d to %d are not those of its receipt", at, min(at+ChunkSize, size))
-		}
-	}
-	if got.SHA256 != r.SHA256 {
-		return fault.New(fault.InvalidInput, "the receipt's sha256 is not that of its pieces")
-	}
-	return nil
-}
-
-// pieces gives the sums of chunks one after another, with zeros written out.
-func pieces(sums []string) func() (string, bool) {
-	zeros := 0
-	return func() (string, bool) {
-		if zeros > 0 {
-			zeros--
-			return "zeros", true
-		}
-		if len(sums) == 0 {
-			return "", false
-		}
-		one := sums[0]
-		sums = sums[1:]
-		if n, ok := strings.CutPrefix(one, zeroWord); ok {
-			zeros, _ = strconv.Atoi(n) // what is no number stands for one
-			zeros = max(zeros, 1) - 1
-			return "zeros", true
-		}
-		return one, true
-	}
 }
 
 // maxReceipt bounds the receipts that are read: one of 1 TiB has 150 MB.

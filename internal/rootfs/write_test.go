@@ -225,6 +225,7 @@ func TestFaultsLeaveNothing(t *testing.T) {
 		{name: "disk too small", push: layers(big), change: func(r *rootfs.Request) { r.Free = func(string) (int64, error) { return 1 << 20, nil } }, want: fault.DiskFull, says: "1048576 are free"},
 		{name: "disk cannot be asked", push: layers(big), change: func(r *rootfs.Request) { r.Free = func(string) (int64, error) { return 0, errors.New("no such disk") } }, want: fault.DataDir},
 		{name: "too many bytes", push: layers(big), change: func(r *rootfs.Request) { r.Limits.FileBytes = 10 }, want: fault.TooManyBytes, says: `entry "big"`},
+		{name: "too many bytes that no file has", push: layers(archive(t, file(".wh.gone", noise(3<<20)))), change: func(r *rootfs.Request) { r.Limits.FileBytes, r.Limits.Entries = 10, 1 }, want: fault.TooManyBytes, says: "when they are decompressed"},
 		{name: "too many entries", push: layers(big), change: func(r *rootfs.Request) { r.Limits.Entries = 1 }, want: fault.TooManyEntries, says: `entry "noise"`},
 		{name: "refused by the policy", push: layers(archive(t, device("d", 1, 3))), change: func(r *rootfs.Request) { r.Policy.Devices = rootfs.Refuse }, want: fault.LayerDevice, says: `entry "d"`},
 		{name: "unfit for ext4", push: layers(archive(t, file("lost+found", "1"))), want: fault.ImageUnfit, says: `entry "lost+found"`},
