@@ -225,6 +225,9 @@ func LayEntries(layers ...[]tarfile.Entry) (*Laid, error) {
 	return d, nil
 }
 
+// Decoders is how many layers are decoded at once.
+func Decoders(layers int) int { return decoders(layers) }
+
 // DefaultLimits are the limits that a zero Limits stands for, with the names
 // that the configuration's default takes.
 func DefaultLimits() Limits {

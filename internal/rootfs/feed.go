@@ -16,6 +16,9 @@ import (
 const (
 	feedBuffer = 128 << 10
 	feedRing   = 8 // buffers of one layer
+	// feedMost is how many layers are decoded at once at most. Each takes a ring
+	// and its decoder's buffers, so that more would not be bounded memory.
+	feedMost = 16
 )
 
 // ring is the buffers that one layer at a time goes through.
@@ -84,7 +87,7 @@ var errDoubted = errors.New("the layer is given up")
 func newFeeds(ctx context.Context, layers []plainLayer, dir string, most int64) *feeds {
 	f := &feeds{dir: dir, most: most}
 	f.ctx, f.cancel = context.WithCancelCause(ctx)
-	n := min(runtime.GOMAXPROCS(0), len(layers))
+	n := decoders(len(layers))
 	f.rings = make(chan ring, n)
 	for range n {
 		f.rings <- newRing()
@@ -99,6 +102,9 @@ func newFeeds(ctx context.Context, layers []plainLayer, dir string, most int64) 
 	go f.start()
 	return f
 }
+
+// decoders is how many of the layers are decoded at once.
+func decoders(layers int) int { return min(runtime.GOMAXPROCS(0), layers, feedMost) }
 
 func newRing() ring {
 	r := make(ring, feedRing)

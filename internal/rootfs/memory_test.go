@@ -92,6 +92,18 @@ func peak(do func()) int64 {
 	return int64(most - before)
 }
 
+// TestFewLayersAreDecodedAtOnce, however many processors there are: each takes
+// buffers of over a MiB, and all of them together have 64.
+func TestFewLayersAreDecodedAtOnce(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
+	for _, c := range []struct{ processors, layers, want int }{{1, 40, 1}, {4, 40, 4}, {4, 3, 3}, {64, 40, 16}, {4, 0, 0}} {
+		runtime.GOMAXPROCS(c.processors)
+		if got := rootfs.Decoders(c.layers); got != c.want {
+			t.Errorf("%d processors, %d layers: %d at once, want %d", c.processors, c.layers, got, c.want)
+		}
+	}
+}
+
 // TestMemoryIsBoundedByEntries builds an image of very many entries.
 func TestMemoryIsBoundedByEntries(t *testing.T) {
 	h := sha256.New()
