@@ -7,10 +7,14 @@ import (
 	stdlib "compress/gzip"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"hash/crc32"
 	"io"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -314,21 +318,42 @@ func TestDamageIsFoundAsTheStandardLibraryFindsIt(t *testing.T) {
 	}
 }
 
-func BenchmarkInflate(b *testing.B) {
+var realLayer = flag.String("layer", "", "gzip `FILE` that BenchmarkInflate reads instead of what it makes")
+
+// packedTexts are what is decoded, by name.
+func packedTexts(b *testing.B) map[string][]byte {
+	b.Helper()
+	list := map[string][]byte{}
+	if *realLayer != "" {
+		packed, err := os.ReadFile(*realLayer)
+		if err != nil {
+			b.Fatal(err)
+		}
+		list["layer"] = packed
+		return list
+	}
 	for _, name := range []string{"words", "noise", "zeros", "skewed"} {
-		plain := texts()[name]
-		packed := pack(b, 6, plain)
+		list[name] = pack(b, 6, texts()[name])
+	}
+	return list
+}
+
+func BenchmarkInflate(b *testing.B) {
+	all := packedTexts(b)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		packed := all[name]
 		run := func(b *testing.B, open func(*bufio.Reader) (io.Reader, error)) {
-			b.SetBytes(int64(len(plain)))
 			buffer := make([]byte, 128<<10)
 			for b.Loop() {
 				r, err := open(bufio.NewReaderSize(bytes.NewReader(packed), 64<<10))
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, buffer); err != nil {
+				n, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, buffer)
+				if err != nil {
 					b.Fatal(err)
 				}
+				b.SetBytes(n)
 			}
 		}
 		b.Run(name+"/this", func(b *testing.B) {
