@@ -60,7 +60,7 @@ func (r *rig) state(id string) sandbox.State {
 }
 
 func TestSandboxesAreListed(t *testing.T) {
-	r, h, id := one(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 500 * time.Millisecond })
+	r, h, id := one(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 3 * time.Second })
 	second, err := r.create("base")
 	must(t, err)
 	list, err := r.api.Sandboxes(t.Context(), false)
