@@ -246,7 +246,7 @@ type brokenReader struct{}
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the disk broke") }
 
 func TestHostsAreSeen(t *testing.T) {
-	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 500 * time.Millisecond })
+	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 3 * time.Second })
 	r.start()
 	h := r.host(0, plenty)
 	list, err := r.api.Hosts(t.Context())
