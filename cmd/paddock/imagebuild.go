@@ -41,7 +41,7 @@ REF is one of
   docker-archive:FILE[:NAME:TAG]     what "docker save" writes
 
 What an image may hold is templatecenter.image_limits and image_policy of the
-configuration. Without --registry-username the docker configuration is asked for credentials.
+configuration, how long it may take templatecenter.build_timeout. Without --registry-username the docker configuration is asked for credentials.
 FILE appears whole or not at all, and nothing else is left behind.`,
 		Example: `  paddock image build --image registry.example/app:1 --out app.ext4 --receipt app.json
   paddock image build --image oci:layout:app --out app.ext4 --cache ~/.cache/paddock
@@ -130,8 +130,13 @@ func (a *app) buildImage(ctx context.Context, b imageBuild) (err error) {
 	}
 	line := buildLine{line: progressLine{w: a.stderr, terminal: isTerminal(a.stderr)}}
 	b.request.Progress = line.event
-	res, err := b.run(ctx, scratch)
+	bounded, cancel := context.WithTimeout(ctx, l.TemplateCenter.BuildTimeout)
+	defer cancel()
+	res, err := b.run(bounded, scratch)
 	line.end(err == nil)
+	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
+		return fault.New(fault.BuildTooLong, "build of %s within templatecenter.build_timeout %s", b.request.Reference, l.TemplateCenter.BuildTimeout)
+	}
 	if err != nil && ctx.Err() != nil {
 		fmt.Fprintln(a.stderr, "Stopped; nothing was left behind.")
 		return exitStatus(130)

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -347,6 +348,33 @@ func TestAStoppedBuildLeavesNothing(t *testing.T) {
 	if exit != 130 || !strings.Contains(errors.String(), "Stopped") || out.Len() > 0 {
 		t.Errorf("exit %d: %s%s", exit, out.String(), errors.String())
 	}
+	if left := files(t, dir); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// A registry that gives a byte now and then never looks as if it hung.
+func TestABuildHasAnEnd(t *testing.T) {
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("PADDOCK_BUILD_TIMEOUT", "700ms")
+	s, ref := registryWith(t, container(t, twoLayers...))
+	trickle := func(w http.ResponseWriter, r *http.Request) bool {
+		if !strings.Contains(r.URL.Path, "/blobs/") {
+			return false
+		}
+		for {
+			_, _ = w.Write([]byte{0x1f})
+			w.(http.Flusher).Flush()
+			select {
+			case <-r.Context().Done():
+				return true
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}
+	s.block.Store(&trickle)
+	dir := t.TempDir()
+	refused(t, fault.BuildTooLong, "image", "build", "--image", ref, "--insecure-registry", s.host, "--out", filepath.Join(dir, "app.ext4"))
 	if left := files(t, dir); len(left) != 0 {
 		t.Errorf("left behind: %q", left)
 	}
