@@ -2,6 +2,7 @@ package source
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -62,6 +63,12 @@ func newGuard(registry string, listed []string) *guard {
 
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = fromAlias(r)
+	if r.URL.Scheme != "https" && r.URL.Scheme != "http" {
+		return nil, &fault.Error{
+			Code: fault.RegistryRedirect, Message: fmt.Sprintf("the registry leads to an address of the kind %.40q, which no registry has", r.URL.Scheme),
+			Remedy: "look at what the registry answers: it may not be one",
+		}
+	}
 	// Behind a proxy nothing is dialled here, but an address can still be told.
 	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil && isPrivate(ip) && !g.allows(r.URL.Host) {
 		return nil, refused(r.URL.Host, ip)

@@ -82,6 +82,7 @@ func TestRedirects(t *testing.T) {
 		{name: "by version 4 within version 6", to: "https://[::ffff:10.0.0.1]", want: fault.RegistryRedirect},
 		{name: "by version 4 behind a translator", to: "https://[64:ff9b::a00:1]", want: fault.RegistryRedirect},
 		{name: "to a link's address", to: "https://[fe80::1]", want: fault.RegistryRedirect},
+		{name: "to a file", to: "file://", want: fault.RegistryRedirect, says: `"file"`},
 		{name: "by a name", to: "https://localhost:1", want: fault.RegistryRedirect, says: "localhost"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
