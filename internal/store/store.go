@@ -56,7 +56,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	err = s.Ping(ctx)
+	err = s.meet(ctx)
 	if err == nil {
 		err = s.migrate(ctx, o.AutoMigrate)
 	}
@@ -89,6 +89,24 @@ func (s *Store) Ping(ctx context.Context) error {
 		return fault.Wrap(fault.StoreUnavailable, err, "database")
 	}
 	return nil
+}
+
+// meet is the first Ping. SQLite refuses at once, whatever its busy timeout,
+// who meets a file while another makes it a database with a write-ahead log.
+func (s *Store) meet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	for {
+		err := s.Ping(ctx)
+		if err == nil || !s.d.again(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(time.Duration(10+rand.IntN(20)) * time.Millisecond):
+		}
+	}
 }
 
 // Tx is one transaction. It must not be used after its function returned.
