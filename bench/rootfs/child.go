@@ -154,12 +154,13 @@ func peak() (int64, error) {
 		return 0, err
 	}
 	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
 		if rest, ok := strings.CutPrefix(lines.Text(), "VmHWM:"); ok {
 			return strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64)
 		}
 	}
-	return 0, errors.New("/proc/self/status has no VmHWM")
+	return 0, errors.Join(errors.New("/proc/self/status has no VmHWM"), lines.Err())
 }
 
 // startProfile begins to record where the time goes, if that is asked for.

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -206,7 +206,7 @@ func (n *entryCounter) add(path string, s ext4.Stat) {
 func (a *app) describeImage(ctx context.Context, im *ext4.Image, file string) error {
 	i := im.Info()
 	show := imageInfo{
-		File: file, SizeBytes: i.Size, UUID: uuidText(i.UUID), Label: i.Label, MadeAt: i.Made.UTC(), BlockBytes: i.Size / max(i.Blocks, 1),
+		File: file, SizeBytes: i.Size, UUID: uuid.UUID(i.UUID).String(), Label: i.Label, MadeAt: i.Made.UTC(), BlockBytes: i.Size / max(i.Blocks, 1),
 		Blocks: i.Blocks, FreeBlocks: i.FreeBlocks, Inodes: i.Inodes, FreeInodes: i.FreeInodes, Groups: i.Groups, GroupBlocks: i.GroupBlocks, Features: i.Features,
 	}
 	err := im.Walk(ctx, func(path string, s ext4.Stat) error {
@@ -226,9 +226,4 @@ func printImage(w io.Writer, i imageInfo) {
 		i.Blocks, i.BlockBytes, i.FreeBlocks, i.Inodes, i.FreeInodes, i.Groups, i.GroupBlocks, strings.Join(i.Features, " "))
 	fmt.Fprintf(w, "entries:\t%d: %d files, %d directories, %d symlinks, %d devices, %d others; %d are further hard links\n", n.Total, n.Files, n.Directories, n.Symlinks, n.Devices, n.Others, n.HardLinks)
 	fmt.Fprintf(w, "file_bytes:\t%d, stored in %d\n", n.FileBytes, n.StoredBytes)
-}
-
-func uuidText(u [16]byte) string {
-	h := hex.EncodeToString(u[:])
-	return strings.Join([]string{h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 }

@@ -72,8 +72,9 @@ FILE appears whole or not at all, and nothing else is left behind.`,
 	f.StringVar(&r.GuestPath, "guest", "", "paddock-guest binary to put in as templates have it (default: none)")
 	f.StringVar(&r.EgressCA, "egress-ca", "", "PEM `FILE` of certificates to put into the image's trust stores (default: none)")
 	f.StringVar(&r.WorkDir, "work-dir", "", "`DIR` for scratch, on the file system of the output (default: beside it)")
+	// What completes a flag is refused only if this command has no such flag.
 	for flag, kinds := range map[string][]string{"out": {"ext4", "img"}, "receipt": {"json"}} {
-		_ = c.MarkFlagFilename(flag, kinds...) // they are flags of this command
+		_ = c.MarkFlagFilename(flag, kinds...)
 	}
 	for _, flag := range []string{"cache", "work-dir"} {
 		_ = c.MarkFlagDirname(flag)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-dev/paddock/internal/platform/fail"
@@ -180,8 +181,7 @@ func (b *build) finish(r *Receipt) (err error) {
 		return fmt.Errorf("image %s: %w", b.reference, err)
 	}
 	r.SizeBytes, r.FreeBytes, r.Inodes = l.Size, l.FreeBlocks*blockSize, l.Inodes
-	id := b.options().UUID
-	r.UUID = fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:])
+	r.UUID = uuid.UUID(b.options().UUID).String()
 	return nil
 }
 

@@ -5,20 +5,22 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/rootfs/ext4"
 )
 
-// The types of a mode.
+// The types of a mode, and the bits that give a program its owner's rights.
 const (
-	modeType    = 0o170000
-	modeFIFO    = 0o010000
-	modeChar    = 0o020000
-	modeDir     = 0o040000
-	modeBlock   = 0o060000
-	modeRegular = 0o100000
-	modeSymlink = 0o120000
-	modeSetID   = 0o006000
+	modeType    = unix.S_IFMT
+	modeFIFO    = unix.S_IFIFO
+	modeChar    = unix.S_IFCHR
+	modeDir     = unix.S_IFDIR
+	modeBlock   = unix.S_IFBLK
+	modeRegular = unix.S_IFREG
+	modeSymlink = unix.S_IFLNK
+	modeSetID   = unix.S_ISUID | unix.S_ISGID
 )
 
 // nodeID is a node of a tree, nameID a name. 0 is none.

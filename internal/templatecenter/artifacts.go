@@ -127,9 +127,9 @@ func (c *Center) delete(ctx context.Context, id template.ArtifactID) error {
 	return err
 }
 
-// remove removes the bytes of an artifact in deleting, its receipt, and then its row. When
-// the bytes cannot be removed the row says why and waits to be released again.
-// The caller holds the artifact's lock.
+// remove removes the bytes of an artifact in deleting, its receipt, and then
+// its row. When these cannot be removed the row says why and waits to be
+// released again. The caller holds the artifact's lock.
 func (c *Center) remove(ctx context.Context, a template.Artifact) error {
 	if failed := c.discard(ctx, a.ID); failed != nil {
 		a.Error = failed.Error()
