@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -312,7 +313,7 @@ func (h *fakeHost) admit(q *hostpb.CreateSandboxRequest) (*hostpb.Sandbox, error
 	defer h.mu.Unlock()
 	h.created = append(h.created, q)
 	if b, ok := h.boxes[q.GetSandboxId()]; ok {
-		return b, nil
+		return proto.CloneOf(b), nil
 	}
 	if !h.artifacts[q.GetArtifactId()] {
 		return nil, fault.New(fault.ArtifactNotFound, "artifact %s", q.GetArtifactId())
@@ -325,7 +326,7 @@ func (h *fakeHost) admit(q *hostpb.CreateSandboxRequest) (*hostpb.Sandbox, error
 		Ip: "10.0.0.2", Resources: q.GetResources(), StepUs: map[string]int64{"runtime": 1500},
 	}
 	h.boxes[q.GetSandboxId()] = b
-	return b, nil
+	return proto.CloneOf(b), nil
 }
 
 // DeleteSandbox is idempotent.
@@ -348,7 +349,12 @@ func (h *fakeHost) ListSandboxes(context.Context, *hostpb.ListSandboxesRequest) 
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.calls["list"]++
-	return &hostpb.ListSandboxesResponse{Sandboxes: slices.Collect(maps.Values(h.boxes))}, nil
+	// Copies, because gRPC reads them when the lock is no longer held.
+	list := make([]*hostpb.Sandbox, 0, len(h.boxes))
+	for _, b := range h.boxes {
+		list = append(list, proto.CloneOf(b))
+	}
+	return &hostpb.ListSandboxesResponse{Sandboxes: list}, nil
 }
 
 // Exec knows four programs: echo, cat, fail and sleep, which a signal ends.
