@@ -17,12 +17,13 @@ const (
 	StatusFailed  = "FAILED"
 )
 
-// JobStatus maps a job's states to the wire. Two are RUNNING there.
+// JobStatus maps a job's states to the wire. Three are RUNNING there.
 var JobStatus = map[template.JobState]string{
 	template.JobQueued:       StatusPending,
 	template.JobBuilding:     StatusRunning,
 	template.JobBuilt:        StatusBuilt,
 	template.JobDistributing: StatusRunning,
+	template.JobMigrating:    StatusRunning,
 	template.JobReady:        StatusReady,
 	template.JobFailed:       StatusFailed,
 }
@@ -75,8 +76,9 @@ var (
 	ReplicaPhase   = upper("replica phase", template.Replicas.States()...)
 	SandboxStatus  = upper("sandbox status", sandbox.Machine.States()...)
 	Phases         = upper("phase", template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
-		template.PhaseDistributing, template.PhaseRegistering, template.PhaseReady)
-	Operations = upper("operation", template.OpCreate)
+		template.PhaseDistributing, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady)
+	Operations = upper("operation", template.OpCreate, template.OpRedo, template.OpMigrate)
+	RedoModes  = upper("redo mode", template.RedoAll, template.RedoNodes, template.RedoFailedOnly, template.RedoFailedNodes)
 )
 
 // Word writes a state, phase or operation as the wire does.

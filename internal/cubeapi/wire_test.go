@@ -50,18 +50,21 @@ func TestEveryConstantHasItsWord(t *testing.T) {
 	}, sandbox.Machine.States())
 	walk(t, cubeapi.Phases, map[template.Phase]string{
 		template.PhasePulling: "PULLING", template.PhaseUnpacking: "UNPACKING", template.PhaseBuildingExt4: "BUILDING_EXT4", template.PhaseStoring: "STORING",
-		template.PhaseDistributing: "DISTRIBUTING", template.PhaseRegistering: "REGISTERING", template.PhaseReady: "READY",
+		template.PhaseDistributing: "DISTRIBUTING", template.PhaseRegistering: "REGISTERING", template.PhaseMigrating: "MIGRATING_ARTIFACT", template.PhaseReady: "READY",
 	}, []template.Phase{
 		template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
-		template.PhaseDistributing, template.PhaseRegistering, template.PhaseReady,
+		template.PhaseDistributing, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady,
 	})
-	walk(t, cubeapi.Operations, map[template.Operation]string{template.OpCreate: "CREATE"}, []template.Operation{template.OpCreate})
+	walk(t, cubeapi.Operations, map[template.Operation]string{template.OpCreate: "CREATE", template.OpRedo: "REDO", template.OpMigrate: "MIGRATE"},
+		[]template.Operation{template.OpCreate, template.OpRedo, template.OpMigrate})
+	walk(t, cubeapi.RedoModes, map[template.RedoMode]string{template.RedoAll: "ALL", template.RedoNodes: "NODES", template.RedoFailedOnly: "FAILED_ONLY", template.RedoFailedNodes: "FAILED_NODES"},
+		[]template.RedoMode{template.RedoAll, template.RedoNodes, template.RedoFailedOnly, template.RedoFailedNodes})
 }
 
 func TestEveryJobStateHasAStatus(t *testing.T) {
 	want := map[template.JobState]string{
 		template.JobQueued: "PENDING", template.JobBuilding: "RUNNING", template.JobBuilt: "BUILT",
-		template.JobDistributing: "RUNNING", template.JobReady: "READY", template.JobFailed: "FAILED",
+		template.JobDistributing: "RUNNING", template.JobMigrating: "RUNNING", template.JobReady: "READY", template.JobFailed: "FAILED",
 	}
 	for _, s := range template.Jobs.States() {
 		word := cubeapi.JobStatus[s]
@@ -69,8 +72,8 @@ func TestEveryJobStateHasAStatus(t *testing.T) {
 			t.Errorf("%s is %q on the wire, which reads as %v; want %q", s, word, cubeapi.JobStatesOf(word), want[s])
 		}
 	}
-	if got := len(cubeapi.JobStatesOf(cubeapi.StatusRunning)); got != 2 {
-		t.Errorf("RUNNING stands for %d states, want 2", got)
+	if got := len(cubeapi.JobStatesOf(cubeapi.StatusRunning)); got != 3 {
+		t.Errorf("RUNNING stands for %d states, want 3", got)
 	}
 	if got := cubeapi.JobStatesOf("running"); got != nil {
 		t.Errorf("an unknown status reads as %v", got)

@@ -6,8 +6,9 @@ import (
 	"github.com/paddock-dev/paddock/internal/fsm"
 )
 
-// JobState is where a job stands. Two states are RUNNING on the wire, since a
-// running job must remember whether its artifact exists.
+// JobState is where a job stands. Three states are RUNNING on the wire, since a
+// running job must remember what it is at: making its artifact, bringing it to
+// hosts, or moving its bytes to another store.
 type JobState string
 
 // The states of a job.
@@ -16,6 +17,7 @@ const (
 	JobBuilding     JobState = "building"
 	JobBuilt        JobState = "built"
 	JobDistributing JobState = "distributing"
+	JobMigrating    JobState = "migrating"
 	JobReady        JobState = "ready"
 	JobFailed       JobState = "failed"
 )
@@ -23,14 +25,17 @@ const (
 // JobEvent is what happened to a job.
 type JobEvent string
 
-// The events of a job. OnJobStalled is what a sweep raises.
+// The events of a job. OnJobStalled is what a sweep raises, OnJobCancelled a
+// user.
 const (
-	OnJobStarted JobEvent = "started"
-	OnJobBuilt   JobEvent = "built"
-	OnJobResumed JobEvent = "resumed"
-	OnJobDone    JobEvent = "done"
-	OnJobFailed  JobEvent = "failed"
-	OnJobStalled JobEvent = "stalled"
+	OnJobStarted   JobEvent = "started"
+	OnJobBuilt     JobEvent = "built"
+	OnJobResumed   JobEvent = "resumed"
+	OnJobMoving    JobEvent = "moving"
+	OnJobDone      JobEvent = "done"
+	OnJobFailed    JobEvent = "failed"
+	OnJobCancelled JobEvent = "cancelled"
+	OnJobStalled   JobEvent = "stalled"
 )
 
 // Jobs is the life of a job. From every state it ends: by its own outcome, or
@@ -38,15 +43,17 @@ const (
 var Jobs = fsm.Must(fsm.Spec[JobState, JobEvent, fsm.None]{
 	Name:    "job",
 	Initial: JobQueued,
-	States:  []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing, JobReady, JobFailed},
+	States:  []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing, JobMigrating, JobReady, JobFailed},
 	Final:   []JobState{JobReady, JobFailed},
 	Rules: []fsm.Rule[JobState, JobEvent]{
 		{On: OnJobStarted, From: []JobState{JobQueued, JobBuilding}, To: JobBuilding},
 		{On: OnJobBuilt, From: []JobState{JobQueued, JobBuilding}, To: JobBuilt, Why: "an equal artifact may exist already"},
-		{On: OnJobResumed, From: []JobState{JobBuilt, JobDistributing}, To: JobDistributing, Why: "again after a restart of the master"},
-		{On: OnJobDone, From: []JobState{JobDistributing}, To: JobReady},
-		{On: OnJobFailed, From: []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing}, To: JobFailed},
-		{On: OnJobStalled, From: []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing}, To: JobFailed},
+		{On: OnJobResumed, From: []JobState{JobQueued, JobBuilt, JobDistributing}, To: JobDistributing, Why: "a redo begins here; again after a restart of the master"},
+		{On: OnJobMoving, From: []JobState{JobQueued, JobMigrating}, To: JobMigrating, Why: "again after a restart of the master"},
+		{On: OnJobDone, From: []JobState{JobDistributing, JobMigrating}, To: JobReady},
+		{On: OnJobFailed, From: []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing, JobMigrating}, To: JobFailed},
+		{On: OnJobCancelled, From: []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing, JobMigrating}, To: JobFailed, Why: "somebody asked for its end"},
+		{On: OnJobStalled, From: []JobState{JobQueued, JobBuilding, JobBuilt, JobDistributing, JobMigrating}, To: JobFailed},
 	},
 })
 
@@ -57,13 +64,38 @@ func (s JobState) Active() bool { return !Jobs.Final(s) }
 // Operation is what a job was asked to do.
 type Operation string
 
-// OpCreate builds a template from an image.
-const OpCreate Operation = "create"
+// The operations. Create builds a template from an image; redo brings it to
+// hosts again, and builds its bytes again when they are gone; migrate moves
+// its bytes to the store of the configuration.
+const (
+	OpCreate  Operation = "create"
+	OpRedo    Operation = "redo"
+	OpMigrate Operation = "migrate"
+)
+
+// RedoMode is which hosts a redo is for.
+type RedoMode string
+
+// The modes of a redo.
+const (
+	RedoAll         RedoMode = "all"
+	RedoNodes       RedoMode = "nodes"        // those of the scope
+	RedoFailedOnly  RedoMode = "failed_only"  // those whose replica is not ready
+	RedoFailedNodes RedoMode = "failed_nodes" // those of the scope whose replica is not ready
+)
+
+// Plan is what a job does beyond making a template: it is stored with the job
+// as JSON, and empty for a create.
+type Plan struct {
+	RedoMode    RedoMode `json:"redo_mode,omitempty"`
+	Scope       []string `json:"scope,omitempty"` // hosts, by id or address
+	ResumePhase Phase    `json:"resume_phase,omitempty"`
+}
 
 // Phase is progress inside a state, for people. It never decides anything.
 type Phase string
 
-// The phases of a create job.
+// The phases of jobs.
 const (
 	PhasePulling      Phase = "pulling"
 	PhaseUnpacking    Phase = "unpacking"
@@ -71,6 +103,7 @@ const (
 	PhaseStoring      Phase = "storing"
 	PhaseDistributing Phase = "distributing"
 	PhaseRegistering  Phase = "registering"
+	PhaseMigrating    Phase = "migrating_artifact"
 	PhaseReady        Phase = "ready"
 )
 
@@ -83,6 +116,8 @@ type Job struct {
 	AttemptNo  int
 	RetryOf    JobID
 	Alias      string
+	Priority   int // of two that wait, the higher is built first
+	Plan       Plan
 	State      JobState
 	Version    int64
 	Phase      Phase

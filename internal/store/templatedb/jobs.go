@@ -20,7 +20,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const jobColumns = `id, template_id, request_id, operation, attempt_no, retry_of, alias, state, version, phase, progress, error, error_code, request, result, pull, phase_times, image_ref, digest, artifact_id, spec, expected_hosts, ready_hosts, failed_hosts, created_us, changed_us`
+const jobColumns = `id, template_id, request_id, operation, attempt_no, retry_of, alias, state, version, phase, progress, error, error_code, request, result, pull, phase_times, image_ref, digest, artifact_id, spec, expected_hosts, ready_hosts, failed_hosts, created_us, changed_us, priority, plan`
 
 // AddJob stores a new job in its first state. A second job of one request id
 // and operation, or of one template and attempt, is fault.Exists.
@@ -36,10 +36,14 @@ func AddJob(ctx context.Context, tx *store.Tx, j template.Job) (template.Job, er
 
 func jobArgs(j template.Job) ([]any, error) {
 	pull, times, err := jobBlobs(j)
+	if err != nil {
+		return nil, err
+	}
+	plan, err := json.Marshal(j.Plan)
 	return []any{
 		string(j.ID), string(j.TemplateID), []byte(j.RequestID), string(j.Operation), j.AttemptNo, string(j.RetryOf), []byte(j.Alias), string(j.State), j.Version, string(j.Phase), j.Progress,
 		[]byte(j.Error), j.ErrorCode, bytesOf(j.Request), bytesOf(j.Result), pull, times, []byte(j.ImageRef), []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed,
-		j.CreatedAt.UnixMicro(), j.ChangedAt.UnixMicro(),
+		j.CreatedAt.UnixMicro(), j.ChangedAt.UnixMicro(), j.Priority, plan,
 	}, err
 }
 
@@ -60,14 +64,19 @@ func bytesOf(b []byte) []byte {
 }
 
 func scanJob(r store.Scanner) (j template.Job, err error) {
-	var failure, pull, times []byte
+	var failure, pull, times, plan []byte
 	var created, changed int64
 	err = r.Scan(&j.ID, &j.TemplateID, &j.RequestID, &j.Operation, &j.AttemptNo, &j.RetryOf, &j.Alias, &j.State, &j.Version, &j.Phase, &j.Progress,
-		&failure, &j.ErrorCode, &j.Request, &j.Result, &pull, &times, &j.ImageRef, &j.Digest, &j.ArtifactID, &j.Spec, &j.Expected, &j.Ready, &j.Failed, &created, &changed)
+		&failure, &j.ErrorCode, &j.Request, &j.Result, &pull, &times, &j.ImageRef, &j.Digest, &j.ArtifactID, &j.Spec, &j.Expected, &j.Ready, &j.Failed, &created, &changed, &j.Priority, &plan)
 	if err != nil {
 		return j, err
 	}
 	j.Error, j.CreatedAt, j.ChangedAt = string(failure), time.UnixMicro(created), time.UnixMicro(changed)
+	if len(plan) > 0 { // those of older programs have none
+		if err := json.Unmarshal(plan, &j.Plan); err != nil {
+			return j, err
+		}
+	}
 	if err := json.Unmarshal(pull, &j.Pull); err != nil {
 		return j, err
 	}
