@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,6 +29,7 @@ type cluster struct {
 	bin  string
 	dir  string
 	env  []string
+	data []string // the data directories
 	cmds []*exec.Cmd
 }
 
@@ -49,7 +51,7 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t, bin: bin, dir: dir}
+	c := &cluster{t: t, bin: bin, dir: dir, data: []string{filepath.Join(dir, "data")}}
 	master, centre := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
 	c.env = append(os.Environ(),
 		"PADDOCK_DATA_DIR="+filepath.Join(dir, "data"), "PADDOCK_MASTER_LISTEN="+master, "CUBE_TEMPLATE_CENTER_LISTEN="+centre, "CUBE_TEMPLATE_CENTER_ADDR=http://"+centre,
@@ -83,23 +85,31 @@ func freePort(t *testing.T) string {
 func (c *cluster) start(roles ...string) {
 	c.t.Helper()
 	for _, role := range roles {
-		log, err := os.OpenFile(filepath.Join(c.dir, role+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-		if err != nil {
-			c.t.Fatal(err)
-		}
-		cmd := exec.Command(filepath.Join(c.bin, "paddock"), role)
-		cmd.Env, cmd.Stdout, cmd.Stderr = c.env, log, log
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			c.t.Fatal(err)
-		}
-		_ = log.Close() // the child has its own
-		c.cmds = append(c.cmds, cmd)
+		c.spawn(role, role)
 	}
 	c.eventually("a healthy host", 30*time.Second, func() bool {
 		out, _, code := c.run("", "host", "list", "-o", "json")
 		return code == 0 && strings.Contains(out, `"health": "healthy"`)
 	})
+}
+
+// spawn runs a role, with more in its environment, and writes what it says to a
+// log called name.
+func (c *cluster) spawn(name, role string, env ...string) *exec.Cmd {
+	c.t.Helper()
+	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cmd := exec.Command(filepath.Join(c.bin, "paddock"), role)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(slices.Clone(c.env), env...), log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	_ = log.Close() // the child has its own
+	c.cmds = append(c.cmds, cmd)
+	return cmd
 }
 
 // kill ends everything without a word.
@@ -174,7 +184,13 @@ func (c *cluster) eventually(what string, within time.Duration, ok func() bool) 
 // checkClean fails if anything of the cluster is left on the machine.
 func (c *cluster) checkClean() {
 	c.t.Helper()
-	data := filepath.Join(c.dir, "data")
+	for _, data := range c.data {
+		c.checkCleanOf(data)
+	}
+}
+
+func (c *cluster) checkCleanOf(data string) {
+	c.t.Helper()
 	sum := sha256.Sum256([]byte(filepath.Join(data, "cubelet")))
 	tag := hex.EncodeToString(sum[:2])
 	look := func(what string, words ...string) {
