@@ -28,7 +28,8 @@ var ranks = [][]string{
 	{"internal/templatecenter", "internal/master", "internal/cubelet", "internal/proxy", "internal/core", "internal/controller", "internal/guest"},
 	{"internal/e2b", "internal/controlgrpc", "internal/workspacehttp"},
 	{"cmd"},
-	{"internal/scenario", "internal/archtest", "test", "bench"},
+	{"internal/scenario", "internal/archtest", "test"},
+	{"bench"},
 }
 
 // rules are the packages that decide and do nothing else.

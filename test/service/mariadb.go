@@ -70,6 +70,20 @@ func (s *MariaDBServer) Start(tb testing.TB) {
 	}
 }
 
+// LaunchMariaDB starts a server for a program that is no test. stop ends it and
+// removes what it had.
+func LaunchMariaDB() (dsn string, stop func() error, err error) {
+	m, err := launchMariaDB()
+	if err != nil {
+		return "", nil, err
+	}
+	_, dsn, err = m.create()
+	if err != nil {
+		return "", nil, errors.Join(err, m.p.stop())
+	}
+	return dsn, m.p.stop, nil
+}
+
 type mariaDB struct {
 	p        *process
 	dir      string
@@ -150,10 +164,8 @@ func (m *mariaDB) socket() string { return filepath.Join(m.dir, "s.sock") }
 // database makes one that is dropped with the test.
 func (m *mariaDB) database(tb testing.TB) string {
 	tb.Helper()
-	name := fmt.Sprintf("t%d_%s", m.made.Add(1), word()[:8])
-	ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
-	defer cancel()
-	if err := m.sql(ctx, "CREATE DATABASE "+name); err != nil {
+	name, dsn, err := m.create()
+	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -163,7 +175,15 @@ func (m *mariaDB) database(tb testing.TB) string {
 			tb.Error(err)
 		}
 	})
-	return fmt.Sprintf("mysql://paddock:%s@tcp(127.0.0.1:%d)/%s", m.password, m.port, name)
+	return dsn
+}
+
+// create makes an empty database.
+func (m *mariaDB) create() (name, dsn string, err error) {
+	name = fmt.Sprintf("t%d_%s", m.made.Add(1), word()[:8])
+	ctx, cancel := context.WithTimeout(context.Background(), readyWithin)
+	defer cancel()
+	return name, fmt.Sprintf("mysql://paddock:%s@tcp(127.0.0.1:%d)/%s", m.password, m.port, name), m.sql(ctx, "CREATE DATABASE "+name)
 }
 
 // sql runs statements as root, through the server's own client: only the store
