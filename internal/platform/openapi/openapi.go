@@ -27,7 +27,7 @@ type Operation struct {
 	Params       []Param // of the query and the headers; those of the path are found in it
 	In           Body    // what is sent; zero: nothing
 	Out          Body    // what a success answers; zero: nothing
-	Status       []int   // of a success; none: 200
+	Status       []int   // that Out is answered with, or a redirect; none: 200
 	// Security names who may call: the key of Document.Schemes. Empty: anybody.
 	Security string
 }
@@ -36,6 +36,7 @@ type Operation struct {
 // media type.
 type Body struct {
 	Value    any    // a zero value of the type; nil: bytes
+	Or       any    // another type that may come in its place; nil: none
 	Media    string // empty: application/json
 	Optional bool   // of a request
 }
@@ -132,7 +133,7 @@ func (d Document) operation(o Operation, s *schemas) yaml.MapSlice {
 	if o.In.any() {
 		op = append(op, yaml.MapItem{Key: "requestBody", Value: yaml.MapSlice{
 			{Key: "required", Value: !o.In.Optional},
-			{Key: "content", Value: content(o.In.media(), s.of(o.In.Value))},
+			{Key: "content", Value: content(o.In.media(), s.body(o.In))},
 		}})
 	}
 	statuses := o.Status
@@ -142,8 +143,8 @@ func (d Document) operation(o Operation, s *schemas) yaml.MapSlice {
 	var answers yaml.MapSlice
 	for _, status := range statuses {
 		a := yaml.MapSlice{{Key: "description", Value: http.StatusText(status)}}
-		if o.Out.any() && status < http.StatusMultipleChoices {
-			a = append(a, yaml.MapItem{Key: "content", Value: content(o.Out.media(), s.of(o.Out.Value))})
+		if redirect := status/100 == 3; o.Out.any() && !redirect {
+			a = append(a, yaml.MapItem{Key: "content", Value: content(o.Out.media(), s.body(o.Out))})
 		}
 		answers = append(answers, yaml.MapItem{Key: strconv.Itoa(status), Value: a})
 	}

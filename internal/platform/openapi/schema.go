@@ -17,6 +17,14 @@ type schemas struct {
 
 func newSchemas() *schemas { return &schemas{types: map[string]reflect.Type{}} }
 
+// body returns the schema of a body.
+func (s *schemas) body(b Body) yaml.MapSlice {
+	if b.Or == nil {
+		return s.of(b.Value)
+	}
+	return yaml.MapSlice{{Key: "oneOf", Value: []yaml.MapSlice{s.of(b.Value), s.of(b.Or)}}}
+}
+
 // of returns the schema of the type of v.
 func (s *schemas) of(v any) yaml.MapSlice {
 	if v == nil {
