@@ -24,6 +24,8 @@ const (
 	PathTemplate         = "/cube/template"
 	PathAlias            = "/cube/template/{template_id}/alias"
 	PathReceipt          = "/cube/template/{template_id}/receipt"
+	PathTemplateGC       = "/cube/template/gc"
+	PathAudit            = "/cube/audit"
 	PathFromImage        = "/cube/template/from-image"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
@@ -42,6 +44,7 @@ const (
 	PathHostIsolation    = "/internal/meta/nodes/{node_id}/isolation" // PUT cordons, DELETE ends it
 	PathMasterHealth     = "/notify/health"
 	PathMetrics          = "/metrics"
+	PathOpenAPI          = "/openapi.yaml" // every HTTP face has it
 )
 
 // Paths of the template centre.

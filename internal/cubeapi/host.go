@@ -5,10 +5,10 @@ import "github.com/paddock-dev/paddock/internal/host"
 // HostRegisterRequest is a cubelet's first word.
 type HostRegisterRequest struct {
 	RequestID    string            `json:"requestID"`
-	NodeID       string            `json:"node_id"`
-	HostIP       string            `json:"host_ip"`
-	GRPCPort     int               `json:"grpc_port"`
-	InstanceType string            `json:"instance_type"`
+	NodeID       string            `json:"node_id" api:"required"`
+	HostIP       string            `json:"host_ip" api:"required"`
+	GRPCPort     int               `json:"grpc_port" api:"required"`
+	InstanceType string            `json:"instance_type" api:"required"`
 	ClusterLabel string            `json:"cluster_label,omitempty"`
 	Zone         string            `json:"zone,omitempty"`
 	Labels       map[string]string `json:"labels,omitempty"`

@@ -71,7 +71,7 @@ type SandboxListAnswer struct {
 // SandboxDeleteRequest names what to delete.
 type SandboxDeleteRequest struct {
 	RequestID string `json:"requestID"`
-	SandboxID string `json:"sandbox_id"`
+	SandboxID string `json:"sandbox_id" api:"required"`
 }
 
 // ContentExecInput is the type of a body that holds an ExecRequest on its first
@@ -87,8 +87,8 @@ const (
 // object a line (application/x-ndjson), ending with exit or error.
 type ExecRequest struct {
 	RequestID string            `json:"requestID"`
-	SandboxID string            `json:"sandbox_id"`
-	Command   []string          `json:"command"`
+	SandboxID string            `json:"sandbox_id" api:"required"`
+	Command   []string          `json:"command" api:"required"`
 	Envs      map[string]string `json:"envs,omitempty"`
 	Cwd       string            `json:"cwd,omitempty"`
 	User      string            `json:"user,omitempty"`
@@ -117,9 +117,9 @@ type ExecExit struct {
 // named, and to what that started.
 type ExecSignalRequest struct {
 	RequestID string `json:"requestID"`
-	SandboxID string `json:"sandbox_id"`
-	PID       uint32 `json:"pid"`
-	Signal    int    `json:"signal"`
+	SandboxID string `json:"sandbox_id" api:"required"`
+	PID       uint32 `json:"pid" api:"required"`
+	Signal    int    `json:"signal" api:"required"`
 }
 
 // Files: GET PathSandboxFiles?sandbox_id=&path=&user= answers the bytes; PUT

@@ -5,7 +5,7 @@ import "github.com/paddock-dev/paddock/internal/fault"
 // FromImageRequest asks for a template made of an image.
 type FromImageRequest struct {
 	RequestID         string             `json:"requestID"`
-	SourceImageRef    string             `json:"source_image_ref"`
+	SourceImageRef    string             `json:"source_image_ref" api:"required"`
 	RegistryUsername  string             `json:"registry_username,omitempty"`
 	RegistryPassword  string             `json:"registry_password,omitempty"` // never stored, never logged
 	Alias             string             `json:"alias,omitempty"`
@@ -101,25 +101,28 @@ type TemplateAnswer struct {
 
 // Template is a template as shown.
 type Template struct {
-	TemplateID    string    `json:"template_id,omitempty"`
-	Alias         string    `json:"alias,omitempty"`
-	DisplayName   string    `json:"display_name,omitempty"` // the same as alias, for older tools
-	InstanceType  string    `json:"instance_type,omitempty"`
-	Version       string    `json:"version,omitempty"` // always v2
-	Status        string    `json:"status,omitempty"`
-	LastError     string    `json:"last_error,omitempty"`
-	ArtifactID    string    `json:"artifact_id,omitempty"`
-	CreatedAt     string    `json:"created_at,omitempty"`
-	ImageInfo     string    `json:"image_info,omitempty"` // ref@digest
-	JobID         string    `json:"job_id,omitempty"`
-	Replicas      []Replica `json:"replicas,omitempty"`
-	CreateRequest any       `json:"create_request,omitempty"`
+	TemplateID    string        `json:"template_id,omitempty"`
+	Alias         string        `json:"alias,omitempty"`
+	DisplayName   string        `json:"display_name,omitempty"` // the same as alias, for older tools
+	InstanceType  string        `json:"instance_type,omitempty"`
+	Version       string        `json:"version,omitempty"` // always v2
+	Status        string        `json:"status,omitempty"`
+	LastError     string        `json:"last_error,omitempty"`
+	ArtifactID    string        `json:"artifact_id,omitempty"`
+	CreatedAt     string        `json:"created_at,omitempty"`
+	ImageInfo     string        `json:"image_info,omitempty"` // ref@digest
+	JobID         string        `json:"job_id,omitempty"`
+	Backend       string        `json:"storage_backend,omitempty"` // where its bytes are: dir or s3
+	PendingHosts  []PendingHost `json:"pending_hosts,omitempty"`   // of one that is DELETING
+	Replicas      []Replica     `json:"replicas,omitempty"`
+	CreateRequest any           `json:"create_request,omitempty"`
 }
 
 // Replica is a template on one host, as shown.
 type Replica struct {
 	NodeID          string `json:"node_id"`
 	NodeIP          string `json:"node_ip,omitempty"`
+	InstanceType    string `json:"instance_type,omitempty"`
 	Status          string `json:"status"`
 	Phase           string `json:"phase"`
 	ArtifactID      string `json:"artifact_id,omitempty"`
@@ -128,16 +131,12 @@ type Replica struct {
 	ErrorMessage    string `json:"error_message,omitempty"`
 }
 
-// TemplateListAnswer carries templates, newest first.
+// TemplateListAnswer carries templates, newest first, and after them what is
+// being made or never came to be. NextCursor is there when there may be more.
 type TemplateListAnswer struct {
 	Envelope
-	Data []Template `json:"data"`
-}
-
-// TemplateDeleteRequest names what to delete, by id or alias.
-type TemplateDeleteRequest struct {
-	RequestID  string `json:"RequestID"`
-	TemplateID string `json:"template_id"`
+	Data       []Template `json:"data"`
+	NextCursor string     `json:"next_cursor,omitempty"`
 }
 
 // AliasRequest sets an alias; empty or absent clears it.
@@ -160,9 +159,9 @@ type BuildStatusAnswer struct {
 // TCBuildRequest hands a persisted job to the template centre.
 // Credentials travel here and nowhere else.
 type TCBuildRequest struct {
-	JobID      string           `json:"job_id"`
-	TemplateID string           `json:"template_id"`
-	Request    FromImageRequest `json:"request"`
+	JobID      string           `json:"job_id" api:"required"`
+	TemplateID string           `json:"template_id" api:"required"`
+	Request    FromImageRequest `json:"request" api:"required"`
 	// Trace carries the W3C trace context, so that the build joins the trace.
 	Trace map[string]string `json:"trace,omitempty"`
 }
@@ -179,7 +178,7 @@ type TCAnswer struct {
 
 // TCDeleteRequest names an artifact whose bytes and row may go.
 type TCDeleteRequest struct {
-	ArtifactID string `json:"artifact_id"`
+	ArtifactID string `json:"artifact_id" api:"required"`
 }
 
 // JobReport is what the template centre tells the master of a job: progress,

@@ -59,9 +59,7 @@ func (c *Client) Health(ctx context.Context) error {
 
 // Templates returns all templates, newest first.
 func (c *Client) Templates(ctx context.Context) ([]Template, error) {
-	var a TemplateListAnswer
-	err := c.call(ctx, http.MethodGet, PathTemplate, nil, &a)
-	return a.Data, err
+	return c.TemplatesBy(ctx, TemplateQuery{Limit: 1000})
 }
 
 // Template returns one template, by id or alias.
@@ -84,9 +82,11 @@ func (c *Client) Receipt(ctx context.Context, name string, w io.Writer) error {
 	return nil
 }
 
-// DeleteTemplate deletes a template, by id or alias.
+// DeleteTemplate deletes a template, by id or alias. Hosts that are away are
+// cleaned later.
 func (c *Client) DeleteTemplate(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, PathTemplate, TemplateDeleteRequest{TemplateID: name}, nil)
+	_, err := c.Delete(ctx, TemplateDeleteRequest{TemplateID: name})
+	return err
 }
 
 // SetAlias gives a template an alias, or clears it when alias is empty.

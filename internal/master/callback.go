@@ -260,9 +260,8 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 	}
 	switch a.State {
 	case template.ArtifactReady:
-		if a.SHA256 == rep.Ext4SHA256 {
-			return nil
-		}
+		// Written also when nothing is new: whoever takes it for unused at this
+		// moment then meets another version, and looks again.
 	case template.ArtifactFailed, template.ArtifactCleanup:
 		if a, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactClaimed); err != nil {
 			return err

@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
-	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -21,9 +19,15 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-// cleanWait is how long a delete that somebody waits for lets a distribution
-// of the same bytes go first.
-const cleanWait = 10 * time.Second
+const (
+	// cleanWait is how long a delete lets a distribution of the same bytes go
+	// first.
+	cleanWait = 10 * time.Second
+	// syncWait is how long a delete waits for its hosts that was asked to.
+	syncWait = time.Minute
+	// maxUsers is how many of those that are in the way are named.
+	maxUsers = 100
+)
 
 var liveStates = []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Terminating}
 
@@ -33,91 +37,224 @@ func (m *Master) serveTemplateDelete(w http.ResponseWriter, r *http.Request) {
 	if err == nil && req.TemplateID == "" {
 		err = fault.New(fault.InvalidInput, "template_id is missing")
 	}
+	var answer cubeapi.TemplateDeleteAnswer
 	if err == nil {
-		err = m.deleteTemplate(r.Context(), req.TemplateID)
+		answer, err = m.deleteTemplate(r.Context(), req)
 	}
-	m.answer(w, r, req.RequestID, err)
+	if err != nil {
+		serve.WriteErrorWith(w, r, err, answer)
+		return
+	}
+	status := http.StatusOK
+	if answer.Outcome == cubeapi.DeletePending {
+		status = http.StatusAccepted
+	}
+	answer.Envelope = cubeapi.OK(named(r, req.RequestID))
+	serve.WriteJSON(w, status, answer)
+}
+
+// deletion is a delete as it is decided: what it is of, and what is in its way.
+type deletion struct {
+	definition template.Definition
+	defined    bool // else only jobs tell of the template
+	jobs       []template.Job
+	users      []sandbox.Sandbox
+	artifact   template.Artifact // its id is empty when there is none
+	shared     bool              // something else needs it
+	held       []template.Placement
 }
 
 // deleteTemplate takes a template out of use at once, cleans its hosts and lets
-// the bytes go when nothing else needs them. A host that does not answer leaves
-// the rest to the sweep: the template stays DELETING until it is done.
-func (m *Master) deleteTemplate(ctx context.Context, name string) error {
-	var d template.Definition
-	var defined bool
-	err := m.update(ctx, func(tx *store.Tx) (err error) {
-		d, err = templatedb.Resolve(ctx, tx, name)
-		if errors.Is(err, fault.TemplateNotFound) {
-			return deleteJobs(ctx, tx, template.ID(name))
-		}
-		if err != nil {
-			return err
-		}
-		defined = true
-		if err := noActiveJob(ctx, tx, d.ID); err != nil {
-			return err
-		}
-		// The row is changed first, so that a create that pins it is seen.
-		if d, err = templatedb.MoveDefinition(ctx, tx, d, template.OnDeleteAsked); err != nil {
-			return err
-		}
-		users, err := sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{TemplateID: d.ID, States: liveStates, Limit: 20})
-		if err != nil {
-			return err
-		}
-		if len(users) > 0 {
-			return fault.New(fault.TemplateInUse, "template %s: sandboxes %s", d.ID, ids(users))
-		}
-		if d.Alias != "" {
-			if d, err = templatedb.SetAlias(ctx, tx, d, ""); err != nil {
-				return err
-			}
-		}
-		return unused(ctx, tx, d.ArtifactID)
-	})
-	if err != nil || !defined {
-		return err
+// the bytes go when nothing else needs them. A host that does not answer holds up
+// nobody: the template stays DELETING, and a sweep goes on when the host is back
+// or out of the books.
+func (m *Master) deleteTemplate(ctx context.Context, req cubeapi.TemplateDeleteRequest) (answer cubeapi.TemplateDeleteAnswer, err error) {
+	var d deletion
+	decide := func(tx *store.Tx) error {
+		d = deletion{}
+		return d.decide(ctx, tx, req)
+	}
+	if req.DryRun {
+		err = m.db.View(ctx, decide)
+	} else {
+		err = m.update(ctx, decide)
+	}
+	answer = d.show(req)
+	if err != nil || req.DryRun {
+		return answer, err
 	}
 	if err := m.step("master.delete.after_commit"); err != nil {
-		return err
+		return answer, err
 	}
-	return m.finishDelete(ctx, d, cleanWait)
+	m.sweepNow() // whatever becomes of this call
+	answer.PendingHosts, err = m.finishSoon(ctx, d, req.Sync)
+	if len(answer.PendingHosts) > 0 {
+		answer.Outcome = cubeapi.DeletePending
+	}
+	return answer, err
 }
 
-func noActiveJob(ctx context.Context, tx *store.Tx, id template.ID) error {
-	j, active, err := templatedb.ActiveJob(ctx, tx, id)
-	if err == nil && active {
-		err = fault.New(fault.BuildInProgress, "template %s: job %s is %s", id, j.ID, cubeapi.JobStatus[j.State])
+// decide finds what is to be deleted and, unless that is only to be told, does
+// what a transaction can. The guard of use comes first and nothing skips it.
+func (d *deletion) decide(ctx context.Context, tx *store.Tx, req cubeapi.TemplateDeleteRequest) error {
+	if err := d.find(ctx, tx, req.TemplateID); err != nil {
+		return err
 	}
+	var err error
+	if d.defined && !req.DryRun {
+		// The row is changed first, so that a create that pins it is seen.
+		if d.definition, err = templatedb.MoveDefinition(ctx, tx, d.definition, template.OnDeleteAsked); err != nil {
+			return err
+		}
+	}
+	if err := d.look(ctx, tx); err != nil || req.DryRun {
+		return err
+	}
+	if err := d.blocked(req.Force); err != nil {
+		return err
+	}
+	action := actTemplateDelete
+	for _, j := range d.jobs {
+		action = actTemplateForce
+		if err := cancelJob(ctx, tx, j, "its template is deleted"); err != nil {
+			return err
+		}
+	}
+	if err := audit(ctx, tx, action, string(d.id()), "alias", d.definition.Alias, "artifact", string(d.artifact.ID), "jobs", strings.Join(d.jobIDs(), " ")); err != nil {
+		return err
+	}
+	if d.defined && d.definition.Alias != "" {
+		if d.definition, err = templatedb.SetAlias(ctx, tx, d.definition, ""); err != nil {
+			return err
+		}
+	}
+	if !d.defined {
+		if err := templatedb.RemoveReplicas(ctx, tx, d.id()); err != nil {
+			return err
+		}
+		if err := templatedb.DeleteJobs(ctx, tx, d.id()); err != nil {
+			return err
+		}
+	}
+	return unused(ctx, tx, d.artifact.ID)
+}
+
+// cancelJob ends a job that somebody asked the end of.
+func cancelJob(ctx context.Context, tx *store.Tx, j template.Job, why string) error {
+	j.Error, j.ErrorCode = fault.New(fault.BuildCancelled, "job %s: %s", j.ID, why).Error(), fault.BuildCancelled.Name
+	_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobCancelled)
 	return err
 }
 
-// deleteJobs forgets a template that never came to be: only its jobs tell of
-// it.
-func deleteJobs(ctx context.Context, tx *store.Tx, id template.ID) error {
-	if err := noActiveJob(ctx, tx, id); err != nil {
+// find finds the template, or what jobs tell of one that never came to be.
+func (d *deletion) find(ctx context.Context, tx *store.Tx, name string) (err error) {
+	d.definition, err = templatedb.Resolve(ctx, tx, name)
+	if err == nil {
+		d.defined = true
+		return nil
+	}
+	if !errors.Is(err, fault.TemplateNotFound) {
 		return err
 	}
-	_, found, err := templatedb.LatestJob(ctx, tx, id)
-	if err == nil && !found {
-		err = fault.New(fault.TemplateNotFound, "template %.128q", id)
+	j, found, late := templatedb.LatestJob(ctx, tx, template.ID(name))
+	if late != nil || !found {
+		return errors.Join(late, err)
+	}
+	d.definition = template.Definition{ID: j.TemplateID, ArtifactID: j.ArtifactID}
+	return nil
+}
+
+func (d *deletion) id() template.ID { return d.definition.ID }
+
+// look finds who uses the template, who works on it, and what its delete frees.
+func (d *deletion) look(ctx context.Context, tx *store.Tx) error {
+	var err error
+	if d.users, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{TemplateID: d.id(), States: liveStates, Limit: maxUsers}); err != nil {
+		return err
+	}
+	j, active, err := templatedb.ActiveJob(ctx, tx, d.id())
+	if err != nil {
+		return err
+	}
+	own := int64(0)
+	if active {
+		d.jobs = []template.Job{j}
+		if j.ArtifactID == d.definition.ArtifactID {
+			own++
+		}
+	}
+	if d.defined && d.definition.State != template.Deleting {
+		own++
+	}
+	if d.definition.ArtifactID == "" {
+		return nil
+	}
+	d.artifact, err = templatedb.GetArtifact(ctx, tx, d.definition.ArtifactID)
+	if errors.Is(err, fault.ArtifactNotFound) {
+		d.artifact = template.Artifact{}
+		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return templatedb.DeleteJobs(ctx, tx, id)
+	n, err := templatedb.ArtifactReferences(ctx, tx, d.artifact.ID)
+	if d.shared = n > own; err != nil || d.shared {
+		return err
+	}
+	d.held, err = templatedb.ListPlacements(ctx, tx, d.artifact.ID)
+	return err
 }
 
-func ids(list []sandbox.Sandbox) string {
-	words := make([]string, len(list))
-	for i, s := range list {
-		words[i] = string(s.ID)
+// blocked returns what is in the way. Force ends jobs, and takes nothing from
+// those that use the template.
+func (d *deletion) blocked(force bool) error {
+	switch {
+	case len(d.users) == maxUsers:
+		return fault.New(fault.TemplateInUse, "template %s: at least %d sandboxes, %s and more", d.id(), maxUsers, strings.Join(d.userIDs()[:20], ", "))
+	case len(d.users) > 0:
+		return fault.New(fault.TemplateInUse, "template %s: sandboxes %s", d.id(), strings.Join(d.userIDs(), ", "))
+	case len(d.jobs) > 0 && !force:
+		j := d.jobs[0]
+		return &fault.Error{Code: fault.BuildInProgress, Message: "template " + string(d.id()) + ": job " + string(j.ID) + " is " + cubeapi.JobStatus[j.State], Remedy: "wait for it, or end it with `paddock tpl delete --force`"}
 	}
-	return strings.Join(words, ", ")
+	return nil
+}
+
+func (d *deletion) userIDs() (ids []string) {
+	for _, s := range d.users {
+		ids = append(ids, string(s.ID))
+	}
+	return ids
+}
+
+func (d *deletion) jobIDs() (ids []string) {
+	for _, j := range d.jobs {
+		ids = append(ids, string(j.ID))
+	}
+	return ids
+}
+
+func (d *deletion) show(req cubeapi.TemplateDeleteRequest) cubeapi.TemplateDeleteAnswer {
+	a := cubeapi.TemplateDeleteAnswer{TemplateID: string(d.id()), ArtifactID: string(d.artifact.ID), Users: d.userIDs(), Jobs: d.jobIDs(), Outcome: cubeapi.DeleteDone}
+	if !d.shared {
+		a.FreedBytes = d.artifact.SizeBytes
+	}
+	if !req.DryRun {
+		return a
+	}
+	a.Outcome = cubeapi.DeletePlanned
+	a.Hosts = hostNames(d.held)
+	if err := d.blocked(req.Force); err != nil {
+		a.BlockedBy = fault.Of(err).Name
+	}
+	return a
 }
 
 // unused releases an artifact that nothing refers to any more.
 func unused(ctx context.Context, tx *store.Tx, id template.ArtifactID) error {
+	if id == "" {
+		return nil
+	}
 	n, err := templatedb.ArtifactReferences(ctx, tx, id)
 	if err != nil || n > 0 {
 		return err
@@ -133,21 +270,84 @@ func unused(ctx context.Context, tx *store.Tx, id template.ArtifactID) error {
 	return err
 }
 
-// finishDelete does the slow part. It can be run again.
-func (m *Master) finishDelete(ctx context.Context, d template.Definition, wait time.Duration) error {
-	clean, err := m.cleanArtifact(ctx, d.ArtifactID, wait)
-	if err != nil {
+// finishSoon does the slow part behind the call, and returns with it or when a
+// caller has waited enough: what is not done then is done by this process, or
+// by any other one's sweep.
+func (m *Master) finishSoon(ctx context.Context, d deletion, sync bool) ([]cubeapi.PendingHost, error) {
+	type outcome struct {
+		pending []cubeapi.PendingHost
+		err     error
+	}
+	ended := make(chan outcome, 1)
+	m.background(ctx, func(ctx context.Context) {
+		pending, err := m.finishDelete(ctx, d)
+		ended <- outcome{pending, err}
+	})
+	wait := m.pace.deleteWait
+	if sync {
+		wait = syncWait
+	}
+	select {
+	case o := <-ended:
+		return o.pending, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(wait):
+	}
+	var pending []cubeapi.PendingHost
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		pending, err = pendingHosts(ctx, tx, d.artifact.ID)
 		return err
+	})
+	if err == nil && len(pending) == 0 {
+		pending = []cubeapi.PendingHost{{Reason: "its end is not written yet"}}
 	}
-	if !clean {
-		return fault.New(fault.StateConflict, "template %s: its bytes are in another's hands; it stays DELETING, and a sweep ends it", d.ID)
-	}
-	return m.forgetDeleted(ctx, d)
+	return pending, err
 }
 
-// forgetDeleted removes a deleted template of which no host has anything.
-func (m *Master) forgetDeleted(ctx context.Context, d template.Definition) error {
-	return m.update(ctx, func(tx *store.Tx) error {
+// pendingHosts returns who still holds an artifact that was released.
+func pendingHosts(ctx context.Context, tx *store.Tx, id template.ArtifactID) ([]cubeapi.PendingHost, error) {
+	a, err := templatedb.GetArtifact(ctx, tx, id)
+	if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	held, err := templatedb.ListPlacements(ctx, tx, id)
+	var list []cubeapi.PendingHost
+	for _, p := range held {
+		list = append(list, cubeapi.PendingHost{NodeID: string(p.HostID)})
+	}
+	return list, err
+}
+
+// finishDelete does the slow part. It can be run again.
+func (m *Master) finishDelete(ctx context.Context, d deletion) ([]cubeapi.PendingHost, error) {
+	if d.artifact.ID != "" && !d.shared {
+		pending, done, err := m.cleanArtifact(ctx, d.artifact.ID, cleanWait)
+		if err != nil || len(pending) > 0 {
+			return pending, err
+		}
+		if !done {
+			return []cubeapi.PendingHost{{Reason: "its bytes are in another's hands"}}, nil
+		}
+	}
+	if !d.defined {
+		return nil, nil
+	}
+	gone, err := m.forgetDeleted(ctx, d.definition)
+	if err == nil && !gone {
+		return []cubeapi.PendingHost{{Reason: "its bytes were placed again meanwhile"}}, nil
+	}
+	return nil, err
+}
+
+// forgetDeleted removes a deleted template of which no host has anything. One
+// that has to wait for its hosts lets those behind it go first.
+func (m *Master) forgetDeleted(ctx context.Context, d template.Definition) (gone bool, err error) {
+	err = m.update(ctx, func(tx *store.Tx) error {
+		gone = true
 		now, err := templatedb.GetDefinition(ctx, tx, d.ID)
 		if errors.Is(err, fault.TemplateNotFound) {
 			return nil
@@ -155,109 +355,27 @@ func (m *Master) forgetDeleted(ctx context.Context, d template.Definition) error
 		if err != nil || now.State != template.Deleting {
 			return err
 		}
+		a, err := templatedb.GetArtifact(ctx, tx, now.ArtifactID)
+		if err != nil && !errors.Is(err, fault.ArtifactNotFound) {
+			return err
+		}
+		if err == nil && a.State == template.ArtifactCleanup {
+			gone = false
+			return templatedb.TouchDefinition(ctx, tx, now)
+		}
 		return templatedb.RemoveDefinition(ctx, tx, now)
 	})
+	return gone, err
 }
 
-// cleanArtifact removes a released artifact from its hosts and then hands the
-// bytes to the template centre, which alone may remove them. One that is in
-// use is left alone. done is false when another was at work on it for all of
-// wait: nothing is known of it then.
-func (m *Master) cleanArtifact(ctx context.Context, id template.ArtifactID, wait time.Duration) (done bool, err error) {
-	return m.db.WithLock(ctx, artifactLock(id), wait, func(ctx context.Context) error { return m.cleanLocked(ctx, id) })
-}
-
-func (m *Master) cleanLocked(ctx context.Context, id template.ArtifactID) error {
-	var held []template.Placement
-	err := m.db.View(ctx, func(tx *store.Tx) error {
-		a, err := templatedb.GetArtifact(ctx, tx, id)
-		if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
-			held = nil
-			return nil
-		}
-		if err == nil {
-			held, err = templatedb.ListPlacements(ctx, tx, id)
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	// No transaction is open while hosts are called.
-	var group errgroup.Group
-	group.SetLimit(m.cfg.Master.DistributeWorkers)
+// hostNames are the hosts of a plan or an answer, sorted.
+func hostNames(held []template.Placement) []string {
+	var names []string
 	for _, p := range held {
-		group.Go(func() error { return m.cleanHost(ctx, p) })
+		names = append(names, string(p.HostID))
 	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
-	m.fleet.changed()
-	if err := m.step("master.clean.after_hosts"); err != nil {
-		return err
-	}
-	if err := m.release(ctx, id); err != nil {
-		return err
-	}
-	m.deliverSoon(topicArtifactDelete)
-	return nil
-}
-
-// release lets the template centre remove the bytes, once no host has them and
-// nothing needs them.
-func (m *Master) release(ctx context.Context, id template.ArtifactID) error {
-	return m.update(ctx, func(tx *store.Tx) error {
-		a, err := templatedb.GetArtifact(ctx, tx, id)
-		if errors.Is(err, fault.ArtifactNotFound) || err == nil && a.State != template.ArtifactCleanup {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		left, err := templatedb.ListPlacements(ctx, tx, id)
-		if err != nil {
-			return err
-		}
-		if len(left) > 0 {
-			return fault.New(fault.StateConflict, "artifact %s was placed again meanwhile", id)
-		}
-		n, err := templatedb.ArtifactReferences(ctx, tx, id)
-		if err != nil {
-			return err
-		}
-		if n > 0 {
-			_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactUsed)
-			return err
-		}
-		if _, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactHostsClean); err != nil {
-			return err
-		}
-		return tx.Enqueue(ctx, store.Message{Topic: topicArtifactDelete, Key: string(id), Trace: traceOf(ctx)}, 0)
-	})
-}
-
-// cleanHost removes an artifact from one host. A host that is in no book any
-// more holds nothing of ours.
-func (m *Master) cleanHost(ctx context.Context, p template.Placement) error {
-	f, err := m.host(ctx, p.HostID)
-	if err == nil {
-		err = m.removeArtifact(ctx, f, p.ArtifactID)
-	}
-	if err != nil && !errors.Is(err, fault.HostUnknown) {
-		return err
-	}
-	return m.update(ctx, func(tx *store.Tx) error { return templatedb.DeletePlacement(ctx, tx, p.ArtifactID, p.HostID) })
-}
-
-func (m *Master) removeArtifact(ctx context.Context, f host.Facts, id template.ArtifactID) error {
-	client, err := m.hosts.to(f)
-	if err != nil {
-		return err
-	}
-	bounded, cancel := context.WithTimeout(ctx, hostCall)
-	defer cancel()
-	_, err = client.RemoveArtifact(bounded, &hostpb.RemoveArtifactRequest{ArtifactId: string(id)})
-	return hostFault(ctx, err, f.ID)
+	slices.Sort(names)
+	return names
 }
 
 func (m *Master) host(ctx context.Context, id host.ID) (f host.Facts, err error) {
@@ -266,15 +384,4 @@ func (m *Master) host(ctx context.Context, id host.ID) (f host.Facts, err error)
 		return err
 	})
 	return f, err
-}
-
-// deleteBytes asks the template centre to let an artifact's bytes and row go.
-func (m *Master) deleteBytes(ctx context.Context, msg store.Message) error {
-	ctx, cancel := context.WithTimeout(ctx, centerCall)
-	defer cancel()
-	err := m.center.DeleteArtifact(ctx, msg.Key)
-	if errors.Is(err, fault.StateConflict) {
-		return nil // it is wanted again
-	}
-	return err
 }

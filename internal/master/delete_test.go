@@ -106,10 +106,14 @@ func TestADeleteWaitsForItsHosts(t *testing.T) {
 		d, err := r.api.Template(t.Context(), "base")
 		must(t, err)
 		hosts[1].away()
-		refused(t, r.api.DeleteTemplate(t.Context(), "base"), fault.HostUnreachable)
+		answer, err := r.api.Delete(t.Context(), cubeapi.TemplateDeleteRequest{TemplateID: "base"})
+		must(t, err)
+		if answer.Outcome != cubeapi.DeletePending || len(answer.PendingHosts) != 1 || answer.PendingHosts[0].NodeID != string(hosts[1].id) || answer.PendingHosts[0].Reason == "" {
+			t.Errorf("the delete answers %+v", answer)
+		}
 		shown, err := r.api.Template(t.Context(), d.TemplateID)
 		must(t, err)
-		if shown.Status != "DELETING" || shown.Alias != "" {
+		if shown.Status != "DELETING" || shown.Alias != "" || len(shown.PendingHosts) != 1 {
 			t.Errorf("template: %+v", shown)
 		}
 		_, err = r.create(d.TemplateID)
@@ -152,7 +156,7 @@ func TestAnArtifactThatStaysDeletingIsTakenUp(t *testing.T) {
 }
 
 func TestADeleteSurvivesACrashAtEachStep(t *testing.T) {
-	for _, step := range []string{"master.delete.after_commit", "master.clean.after_hosts"} {
+	for _, step := range []string{"master.delete.after_commit", "master.clean.after_host", "master.clean.after_hosts", "master.clean.after_release"} {
 		t.Run(step, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, dsn string) {
 				r, hosts := ready(t, dsn, 1, plenty)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -27,6 +29,9 @@ func (m *Master) Quicken() {
 		createQuiet:    3 * time.Second,
 		orphanGrace:    200 * time.Millisecond,
 		deletingKept:   time.Second,
+		gc:             50 * time.Millisecond,
+		orphanRows:     300 * time.Millisecond,
+		deleteWait:     3 * time.Second,
 		terminatedKept: time.Hour,
 		failedKept:     time.Hour,
 		step:           2 * time.Second,
@@ -84,4 +89,32 @@ func ElsewhereUntil(err *fault.Code, limit int) int {
 		}
 	}
 	return limit
+}
+
+// Route is one line of the table of routes.
+type Route struct {
+	Call     string // METHOD path
+	Security string
+	Proxied  bool
+	Required []string // parameters
+}
+
+// Routes returns the table of routes.
+func (m *Master) Routes() []Route {
+	var all []Route
+	for _, r := range m.table(&url.URL{}, http.NotFoundHandler()) {
+		one := Route{Call: r.Method + " " + r.Path, Security: r.Security, Proxied: r.proxied}
+		for _, p := range r.Params {
+			if p.Required {
+				one.Required = append(one.Required, p.Name)
+			}
+		}
+		all = append(all, one)
+	}
+	return all
+}
+
+// Document returns the document of the face.
+func (m *Master) Document() ([]byte, error) {
+	return document(m.table(&url.URL{}, http.NotFoundHandler())).YAML()
 }

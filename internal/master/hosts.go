@@ -298,10 +298,17 @@ func (m *Master) serveHost(w http.ResponseWriter, r *http.Request) {
 // serveCordon keeps new sandboxes and templates away from a host, or ends that.
 // What is there stays.
 func (m *Master) serveCordon(cordoned bool) http.HandlerFunc {
+	action := actHostCordon
+	if !cordoned {
+		action = actHostUncordon
+	}
 	return func(w http.ResponseWriter, r *http.Request) {
 		var h cubeapi.Host
 		err := m.update(r.Context(), func(tx *store.Tx) (err error) {
 			if err := sandboxdb.SetCordon(r.Context(), tx, host.ID(r.PathValue("node_id")), cordoned); err != nil {
+				return err
+			}
+			if err := audit(r.Context(), tx, action, r.PathValue("node_id")); err != nil {
 				return err
 			}
 			h, err = m.hostIn(r, tx)

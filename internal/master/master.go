@@ -12,20 +12,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
-	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
-	"github.com/paddock-dev/paddock/internal/platform/serve"
-	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -72,6 +66,7 @@ type Master struct {
 	mu          sync.Mutex
 	credentials map[template.JobID]credentials // of builds that no builder has begun
 	inHand      map[template.JobID]bool        // jobs that this process resumes now
+	collected   time.Time                      // when it was last looked for what nobody needs
 	resuming    chan struct{}                  // as many as may be resumed at once
 	work        sync.WaitGroup
 	stopped     bool
@@ -92,6 +87,9 @@ type pace struct {
 	createQuiet    time.Duration // one that did not for so long is lost
 	orphanGrace    time.Duration // a host may have a sandbox before its row says so
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
+	gc             time.Duration // between two looks for what nobody needs
+	orphanRows     time.Duration // rows of what is gone, that somebody may just be writing
+	deleteWait     time.Duration // how long a delete waits for its hosts before it answers
 	terminatedKept time.Duration // rows of ended sandboxes
 	failedKept     time.Duration // failed jobs without a template, and messages that were given up
 	step           time.Duration // of a sweep
@@ -111,6 +109,9 @@ func defaultPace(c config.Master) pace {
 		createQuiet:    15 * time.Second,
 		orphanGrace:    time.Minute,
 		deletingKept:   time.Hour,
+		gc:             10 * time.Minute,
+		orphanRows:     10 * time.Minute,
+		deleteWait:     5 * time.Second,
 		terminatedKept: 24 * time.Hour,
 		failedKept:     7 * 24 * time.Hour,
 		step:           time.Minute,
@@ -172,65 +173,6 @@ func New(d Deps) (*Master, error) {
 
 // Handler serves the HTTP face.
 func (m *Master) Handler() http.Handler { return m.handler }
-
-func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
-	center, err := url.Parse(m.cfg.Master.TemplateCenterAddr)
-	if err != nil {
-		return nil, fault.Wrap(fault.BadConfig, err, "master.template_center_addr")
-	}
-	mux := http.NewServeMux()
-	a := m.cfg.Auth
-	user := auth.RequireAPIKey(a.APIKey, a.InsecureOpen)
-	role := auth.RequireToken(cubeapi.HeaderCallbackToken, a.CallbackToken, a.InsecureOpen)
-	node := auth.RequireToken(cubeapi.HeaderHostToken, a.HostToken, a.InsecureOpen)
-	for pattern, h := range map[string]http.HandlerFunc{
-		"POST " + cubeapi.PathFromImage:       m.serveFromImage,
-		"GET " + cubeapi.PathFromImage:        m.serveJob,
-		"GET " + cubeapi.PathBuildStatus:      m.serveBuildStatus,
-		"GET " + cubeapi.PathTemplate:         m.serveTemplates,
-		"DELETE " + cubeapi.PathTemplate:      m.serveTemplateDelete,
-		"PUT " + cubeapi.PathAlias:            m.serveAlias,
-		"GET " + cubeapi.PathReceipt:          m.serveReceipt,
-		"GET " + cubeapi.PathRootfsArtifact:   m.serveArtifact,
-		"POST " + cubeapi.PathSandbox:         m.serveCreate,
-		"DELETE " + cubeapi.PathSandbox:       m.serveDelete,
-		"GET " + cubeapi.PathSandboxList:      m.serveList,
-		"GET " + cubeapi.PathSandboxInfo:      m.serveInfo,
-		"POST " + cubeapi.PathSandboxSignal:   m.serveSignal,
-		"GET " + cubeapi.PathSandboxFiles:     m.serveRead,
-		"PUT " + cubeapi.PathSandboxFiles:     m.serveWrite,
-		"GET " + cubeapi.PathHosts:            m.serveHosts,
-		"GET " + cubeapi.PathHost:             m.serveHost,
-		"DELETE " + cubeapi.PathHost:          m.serveHostRemove,
-		"PUT " + cubeapi.PathHostIsolation:    m.serveCordon(true),
-		"DELETE " + cubeapi.PathHostIsolation: m.serveCordon(false),
-	} {
-		mux.Handle(pattern, user(h))
-	}
-	mux.Handle("POST "+cubeapi.PathSandboxExec, duplex(user(http.HandlerFunc(m.serveExec))))
-	mux.Handle("POST "+cubeapi.PathJobStatus, role(http.HandlerFunc(m.serveReport)))
-	mux.Handle("POST "+cubeapi.PathHostRegister, node(http.HandlerFunc(m.serveRegister)))
-	mux.Handle("POST "+cubeapi.PathHostStatus, node(http.HandlerFunc(m.serveStatus)))
-	mux.Handle("GET "+cubeapi.PathArtifactDownload, m.download(center))
-	// It needs no database: an outage there must not get this process killed.
-	mux.HandleFunc("GET "+cubeapi.PathMasterHealth, func(w http.ResponseWriter, r *http.Request) {
-		serve.WriteJSON(w, http.StatusOK, cubeapi.OK(requestID(r)))
-	})
-	mux.Handle("GET "+cubeapi.PathMetrics, telemetry.Handler(reg))
-	return serve.NewMiddleware("master", m.log, reg).Wrap(mux), nil
-}
-
-// download hands artifact downloads on to the template centre, which has the
-// bytes and checks the token.
-func (m *Master) download(center *url.URL) http.Handler {
-	return &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(center) },
-		FlushInterval: -1,
-		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			serve.WriteError(w, r, fault.Wrap(fault.PeerUnavailable, err, "template centre at %s", center))
-		},
-	}
-}
 
 // Run delivers what followed commits and sweeps what got stuck, until ctx
 // ends. Then it ends what it began in the background: the rows say how far

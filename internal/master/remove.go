@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"strconv"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
@@ -40,6 +41,9 @@ func (m *Master) removeHost(ctx context.Context, id host.ID) error {
 			}
 		}
 		if err := templatedb.ForgetHost(ctx, tx, id); err != nil {
+			return err
+		}
+		if err := audit(ctx, tx, actHostRemove, string(id), "sandboxes", strconv.Itoa(len(ended))); err != nil {
 			return err
 		}
 		return sandboxdb.DeleteHost(ctx, tx, id)

@@ -116,7 +116,7 @@ func (r *rig) start(change ...func(*running)) *running {
 	r.t.Helper()
 	m := r.process(change...)
 	r.m = m
-	r.front.show(m.Handler())
+	r.front.show(watched(r.t, m))
 	return m
 }
 

@@ -1,9 +1,7 @@
 package master
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -152,37 +150,6 @@ func (m *Master) serveBuildStatus(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
-const templateLimit = 1000
-
-// serveTemplates answers one template when template_id is given, else all.
-func (m *Master) serveTemplates(w http.ResponseWriter, r *http.Request) {
-	if name := r.URL.Query().Get("template_id"); name != "" {
-		m.serveTemplate(w, r, name)
-		return
-	}
-	answer := cubeapi.TemplateListAnswer{Envelope: cubeapi.OK(requestID(r)), Data: []cubeapi.Template{}}
-	err := m.db.View(r.Context(), func(tx *store.Tx) error {
-		list, err := templatedb.ListDefinitions(r.Context(), tx, templateLimit)
-		if err != nil {
-			return err
-		}
-		jobs, err := templatedb.JobsWithoutTemplate(r.Context(), tx, templateLimit)
-		answer.Data = answer.Data[:0]
-		for _, d := range list {
-			answer.Data = append(answer.Data, showTemplate(d))
-		}
-		for _, j := range jobs {
-			answer.Data = append(answer.Data, showPending(j))
-		}
-		return err
-	})
-	if err != nil {
-		serve.WriteError(w, r, err)
-		return
-	}
-	serve.WriteJSON(w, http.StatusOK, answer)
-}
-
 func (m *Master) serveTemplate(w http.ResponseWriter, r *http.Request, name string) {
 	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
@@ -198,29 +165,43 @@ func (m *Master) serveTemplate(w http.ResponseWriter, r *http.Request, name stri
 		if err != nil {
 			return err
 		}
-		answer.Template = showTemplate(d)
-		if v := r.URL.Query().Get("include_request"); v == "true" || v == "1" {
-			answer.CreateRequest = rawJSON(d.Request)
-		}
-		list, err := templatedb.ListReplicas(r.Context(), tx, d.ID)
-		if err != nil {
-			return err
-		}
-		answer.Replicas = nil
-		for _, p := range list {
-			shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.ReplicaPhase.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
-			if f, err := sandboxdb.GetHost(r.Context(), tx, p.HostID); err == nil {
-				shown.NodeIP = f.IP
-			}
-			answer.Replicas = append(answer.Replicas, shown)
-		}
-		return nil
+		v := r.URL.Query().Get("include_request")
+		answer.Template, err = showWhole(r.Context(), tx, d, v == "true" || v == "1")
+		return err
 	})
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
 	serve.WriteJSON(w, http.StatusOK, answer)
+}
+
+// showWhole shows a template with its replicas.
+func showWhole(ctx context.Context, tx *store.Tx, d template.Definition, request bool) (cubeapi.Template, error) {
+	page, err := showTemplates(ctx, tx, []template.Definition{d})
+	if err != nil {
+		return cubeapi.Template{}, err
+	}
+	t := page[0]
+	if request {
+		t.CreateRequest = rawJSON(d.Request)
+	}
+	if d.State == template.Deleting {
+		if t.PendingHosts, err = pendingHosts(ctx, tx, d.ArtifactID); err != nil {
+			return t, err
+		}
+	}
+	list, err := templatedb.ListReplicas(ctx, tx, d.ID)
+	for _, p := range list {
+		shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.ReplicaPhase.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
+		f, unknown := sandboxdb.GetHost(ctx, tx, p.HostID)
+		if unknown != nil && !errors.Is(unknown, fault.HostUnknown) {
+			return t, unknown
+		}
+		shown.NodeIP, shown.InstanceType = f.IP, f.InstanceType
+		t.Replicas = append(t.Replicas, shown)
+	}
+	return t, err
 }
 
 // rawJSON is shown as it is stored.
@@ -230,22 +211,18 @@ func (j rawJSON) MarshalJSON() ([]byte, error) { return j, nil }
 
 func (m *Master) serveAlias(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.AliasRequest
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	if err != nil {
-		err = fault.Wrap(fault.InvalidInput, err, "request body")
-	} else if len(bytes.TrimSpace(body)) > 0 { // no body clears, as null does
-		if err = json.Unmarshal(body, &req); err != nil {
-			err = fault.Wrap(fault.InvalidInput, err, "request body is not the JSON that this path takes")
-		}
-	}
+	err := serve.ReadOptionalJSON(r, maxBody, &req) // no body clears, as null does
 	if err == nil && req.Alias != "" {
 		err = template.CheckAlias(req.Alias)
 	}
 	answer := cubeapi.TemplateAnswer{Envelope: cubeapi.OK(requestID(r))}
 	if err == nil {
 		err = m.update(r.Context(), func(tx *store.Tx) error {
-			d, err := m.moveAlias(r, tx, req.Alias)
-			answer.Template = showTemplate(d)
+			d, err := m.moveAlias(r.Context(), tx, r.PathValue("template_id"), req.Alias)
+			if err != nil {
+				return err
+			}
+			answer.Template, err = showWhole(r.Context(), tx, d, false)
 			return err
 		})
 	}
@@ -256,26 +233,38 @@ func (m *Master) serveAlias(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
-// moveAlias gives the template an alias, takes it from another, or clears it.
-func (m *Master) moveAlias(r *http.Request, tx *store.Tx, alias string) (template.Definition, error) {
-	ctx := r.Context()
-	d, err := templatedb.Resolve(ctx, tx, r.PathValue("template_id"))
+// moveAlias gives the template an alias, takes it from another, or clears it. To
+// claim one, a template must be usable; what is said already changes nothing.
+func (m *Master) moveAlias(ctx context.Context, tx *store.Tx, name, alias string) (template.Definition, error) {
+	d, err := templatedb.Resolve(ctx, tx, name)
 	if err != nil {
 		return d, err
 	}
 	if alias != "" && !d.State.Usable() || d.State == template.Deleting {
 		return d, fault.New(fault.TemplateNotReady, "template %s is %s", d.ID, d.State)
 	}
-	if alias != "" {
-		if other, taken, err := templatedb.DefinitionByAlias(ctx, tx, alias); err != nil {
+	if alias == d.Alias {
+		return d, nil
+	}
+	action, before, from := actAliasSet, d.Alias, ""
+	if alias == "" {
+		action = actAliasClear
+	} else {
+		other, taken, err := templatedb.DefinitionByAlias(ctx, tx, alias)
+		if err != nil {
 			return d, err
-		} else if taken && other.ID != d.ID {
+		}
+		if taken {
+			action, from = actAliasMove, string(other.ID)
 			if _, err := templatedb.SetAlias(ctx, tx, other, ""); err != nil {
 				return d, err
 			}
 		}
 	}
-	return templatedb.SetAlias(ctx, tx, d, alias)
+	if d, err = templatedb.SetAlias(ctx, tx, d, alias); err != nil {
+		return d, err
+	}
+	return d, audit(ctx, tx, action, string(d.ID), "alias", alias, "before", before, "from", from)
 }
 
 func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {

@@ -184,6 +184,9 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		if errors.Is(err, fault.Exists) {
 			return fault.VersionConflict // the twin of this request was committed meanwhile: look again
 		}
+		if err == nil {
+			err = audit(ctx, tx, actTemplateCreate, string(j.TemplateID), "job", string(j.ID), "image", j.ImageRef, "alias", j.Alias)
+		}
 		if err != nil || private {
 			return err
 		}

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
-	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/sandbox"
@@ -37,13 +33,23 @@ func (m *Master) sweepLoop(ctx context.Context) {
 }
 
 func (m *Master) sweep(ctx context.Context, seen sightings) {
-	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt)
-	// One master at a time: the rest have nothing to add.
-	_, locked := m.db.WithLock(ctx, "paddock_master_sweep", 0, func(ctx context.Context) error {
-		return m.steps(ctx, m.sweepStalled, m.sweepSandboxes, m.sweepExpired, m.sweepDeletes, func(ctx context.Context) error { return m.compareHosts(ctx, seen) }, m.forgetOld)
-	})
-	if err := errors.Join(err, locked, m.steps(ctx, m.expireCharges)); err != nil && ctx.Err() == nil {
+	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt,
+		m.alone("cubemaster_templatecenter_image_job_reconcile_v1", m.sweepStalled),
+		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired),
+		m.alone(gcLock, m.sweepGC), m.alone("paddock_master_deletes", m.sweepDeletes),
+		m.alone("paddock_master_hosts", func(ctx context.Context) error { return m.compareHosts(ctx, seen) }),
+		m.alone("paddock_master_forget", m.forgetOld), m.expireCharges)
+	if err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
+	}
+}
+
+// alone makes a part of the sweep one that one master at a time does: the rest
+// have nothing to add. What one waits for holds up no other part anywhere.
+func (m *Master) alone(lock string, step func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := m.db.WithLock(ctx, lock, 0, step)
+		return err
 	}
 }
 
@@ -96,70 +102,6 @@ func (m *Master) sweepStalled(ctx context.Context) error {
 		})
 		if !errors.Is(err, fault.VersionConflict) { // else somebody reported meanwhile
 			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweepDeletes finishes deletes that waited for a host.
-func (m *Master) sweepDeletes(ctx context.Context) error {
-	var list []template.Definition
-	var unclean, kept []template.Artifact
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		if list, err = templatedb.DefinitionsIn(ctx, tx, template.Deleting, sweepLimit); err != nil {
-			return err
-		}
-		if unclean, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactCleanup}, Limit: sweepLimit}); err != nil {
-			return err
-		}
-		kept, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactDeleting}, ChangedBefore: tx.Now.Add(-m.pace.deletingKept), Limit: sweepLimit})
-		return err
-	})
-	errs := []error{err}
-	for _, a := range kept {
-		// Its message was given up, or its removal fails: begin again.
-		errs = append(errs, m.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactKept)
-			return err
-		}))
-	}
-	return errors.Join(append(errs, m.finishDeletes(ctx, list, unclean))...)
-}
-
-// cleansAtOnce is how many deletes a sweep has in hand at a time, so that a
-// host which does not answer holds up few of them.
-const cleansAtOnce = 8
-
-// finishDeletes cleans each artifact once and then ends the templates that
-// wait for it. Those whose artifact is not clean wait for the next sweep.
-func (m *Master) finishDeletes(ctx context.Context, deleting []template.Definition, unclean []template.Artifact) error {
-	// In any order: the same few must not come first each time.
-	rand.Shuffle(len(unclean), func(i, j int) { unclean[i], unclean[j] = unclean[j], unclean[i] })
-	var mu sync.Mutex
-	clean := map[template.ArtifactID]bool{}
-	var errs []error
-	var group errgroup.Group
-	group.SetLimit(cleansAtOnce)
-	for _, a := range unclean {
-		clean[a.ID] = false
-		group.Go(func() error {
-			done, err := m.cleanArtifact(ctx, a.ID, 0)
-			mu.Lock()
-			defer mu.Unlock()
-			clean[a.ID], errs = done && err == nil, append(errs, err)
-			return nil
-		})
-	}
-	_ = group.Wait() // each failure is in the list
-	for _, d := range deleting {
-		done, asked := clean[d.ArtifactID]
-		switch {
-		case done:
-			errs = append(errs, m.forgetDeleted(ctx, d))
-		case !asked: // another template needs its bytes, or there were too many
-			if err := m.finishDelete(ctx, d, 0); !errors.Is(err, fault.StateConflict) {
-				errs = append(errs, err) // what another has in hand waits for the next sweep
-			}
 		}
 	}
 	return errors.Join(errs...)
@@ -249,6 +191,9 @@ func (m *Master) forgetOld(ctx context.Context) error {
 			return err
 		}
 		if _, err := templatedb.ForgetFailed(ctx, tx, tx.Now.Add(-m.pace.failedKept), sweepLimit); err != nil {
+			return err
+		}
+		if _, err := templatedb.ForgetAudit(ctx, tx, tx.Now.Add(-m.cfg.Master.AuditKept), 10*sweepLimit); err != nil {
 			return err
 		}
 		if _, err := tx.ForgetDead(ctx, tx.Now.Add(-m.pace.failedKept), sweepLimit); err != nil {

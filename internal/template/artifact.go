@@ -60,6 +60,11 @@ var Artifacts = fsm.Must(fsm.Spec[ArtifactState, ArtifactEvent, fsm.None]{
 	},
 })
 
+// BuildLock names the lock of an artifact's bytes. Who makes or removes them has
+// it, and so has who takes the artifact for unused: a build may just be finding
+// that it needs not be made.
+func (id ArtifactID) BuildLock() string { return "tc_build_" + string(id) }
+
 // Artifact is the ext4 image of a template's root filesystem, as a row.
 type Artifact struct {
 	ID         ArtifactID

@@ -193,7 +193,7 @@ func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller)
 }
 
 // lockOf names the lock of an artifact's bytes: who makes or removes them has it.
-func lockOf(id template.ArtifactID) string { return "tc_build_" + string(id) }
+func lockOf(id template.ArtifactID) string { return id.BuildLock() }
 
 // settle makes the artifact and tells of it. It runs under the lock until the
 // master has the row: the next in line must find it.

@@ -24,10 +24,8 @@ import (
 	"github.com/paddock-dev/paddock/internal/artifact"
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
-	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/rootfs"
 	"github.com/paddock-dev/paddock/internal/rootfs/blobcache"
@@ -106,8 +104,9 @@ func New(d Deps) (*Center, error) {
 		c.board = &progress.Memory{}
 	}
 	c.queue = newQueue(d.Config.TemplateCenter.MaxConcurrentBuilds, &c.metrics, c.build)
-	c.handler = c.routes(d.Metrics)
-	return c, nil
+	var err error
+	c.handler, err = c.routes(d.Metrics)
+	return c, err
 }
 
 // Open is New, and prepares the directories at once, so that a bad one is told
@@ -176,18 +175,6 @@ func openStore(a config.ArtifactStore) (keeper, error) {
 
 // Handler serves the HTTP face. Requests before Open or Run are refused.
 func (c *Center) Handler() http.Handler { return c.handler }
-
-func (c *Center) routes(reg *prometheus.Registry) http.Handler {
-	mux := http.NewServeMux()
-	token := auth.RequireToken(cubeapi.HeaderCallbackToken, c.cfg.Auth.CallbackToken, c.cfg.Auth.InsecureOpen)
-	mux.Handle("POST "+cubeapi.PathTCBuild, token(http.HandlerFunc(c.serveBuild)))
-	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.serveDelete)))
-	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.serveReceipt)))
-	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.serveDownload) // HEAD too
-	mux.HandleFunc("GET "+cubeapi.PathTCHealth, c.serveHealth)
-	mux.Handle("GET "+cubeapi.PathMetrics, telemetry.Handler(reg))
-	return serve.NewMiddleware("templatecenter", c.log, reg).Wrap(mux)
-}
 
 // bytes returns the store, or fault.PeerUnavailable while it is not open.
 func (c *Center) bytes() (keeper, error) {

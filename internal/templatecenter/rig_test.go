@@ -305,7 +305,7 @@ func (r *rig) start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
-	s := httptest.NewServer(c.Handler())
+	s := httptest.NewServer(watched(r.t, c))
 	r.url, r.client = s.URL, cubeapi.NewCenterClient(s.URL, token)
 	r.stop = sync.OnceFunc(func() {
 		cancel()

@@ -87,6 +87,8 @@ func (c *Config) checkMaster(k *checker) {
 	k.positive("master.distribute_timeout", m.DistributeTimeout)
 	k.positive("master.sweep_interval", m.SweepInterval)
 	k.positive("master.built_stale_after", m.BuiltStaleAfter)
+	k.positive("master.artifact_gc_after", m.ArtifactGCAfter)
+	k.positive("master.audit_kept", m.AuditKept)
 	k.between("master.distribute_workers", m.DistributeWorkers, 1, 256)
 }
 

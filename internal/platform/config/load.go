@@ -29,6 +29,8 @@ func Default() Config {
 			DistributeWorkers: 4,
 			SweepInterval:     5 * time.Second,
 			BuiltStaleAfter:   time.Minute,
+			ArtifactGCAfter:   7 * 24 * time.Hour,
+			AuditKept:         90 * 24 * time.Hour,
 		},
 		TemplateCenter: TemplateCenter{
 			Listen:              "127.0.0.1:8090",

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,7 +32,31 @@ func WriteError(w http.ResponseWriter, r *http.Request, err error) {
 	writeError(w, r, err, fault.Of(err).Class.HTTP)
 }
 
+// WriteErrorWith is WriteError for a refusal that says more: the fields of with
+// stand beside its own, which win.
+func WriteErrorWith(w http.ResponseWriter, r *http.Request, err error, with any) {
+	body, status := refused(w, r, err), fault.Of(err).Class.HTTP
+	fields := map[string]json.RawMessage{}
+	for _, v := range []any{with, body} {
+		b, failed := json.Marshal(v)
+		if failed == nil {
+			failed = json.Unmarshal(b, &fields)
+		}
+		if failed != nil {
+			WriteJSON(w, status, body) // the refusal itself must not be lost
+			return
+		}
+	}
+	WriteJSON(w, status, fields)
+}
+
 func writeError(w http.ResponseWriter, r *http.Request, err error, status int) {
+	WriteJSON(w, status, refused(w, r, err))
+}
+
+// refused notes err, sets what its class wants in the header, and returns the
+// body.
+func refused(w http.ResponseWriter, r *http.Request, err error) refusal {
 	code, detail := fault.Of(err), fault.DetailOf(err)
 	note(r.Context(), err)
 	body := refusal{RequestID: logs.RequestID(r.Context()), Error: detail}
@@ -42,7 +67,7 @@ func writeError(w http.ResponseWriter, r *http.Request, err error, status int) {
 	if code.Class.Retry && (code.Class.HTTP == http.StatusTooManyRequests || code.Class.HTTP == http.StatusServiceUnavailable) {
 		w.Header().Set("Retry-After", "1")
 	}
-	WriteJSON(w, status, body)
+	return body
 }
 
 // WriteJSON answers with v. An encoding failure can only be our own mistake; a
@@ -71,6 +96,20 @@ func ReadJSON(r *http.Request, limit int64, v any) error {
 		return fault.New(fault.InvalidInput, "request body goes on after its JSON object")
 	}
 	return nil
+}
+
+// ReadOptionalJSON is ReadJSON for a body that may be absent, or null: then v
+// stays as it is.
+func ReadOptionalJSON(r *http.Request, limit int64, v any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, limit))
+	if err != nil {
+		return fault.Wrap(fault.InvalidInput, err, "request body")
+	}
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return ReadJSON(r, limit, v)
 }
 
 // GRPCError returns err as a gRPC status that carries its detail. nil stays

@@ -57,11 +57,6 @@ func Resolve(ctx context.Context, tx *store.Tx, name string) (template.Definitio
 	return GetDefinition(ctx, tx, template.ID(name))
 }
 
-// ListDefinitions returns templates, newest first, at most limit (0: 100).
-func ListDefinitions(ctx context.Context, tx *store.Tx, limit int) ([]template.Definition, error) {
-	return store.Collect(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition ORDER BY created_us DESC, id DESC LIMIT ?`, limitOf(limit))
-}
-
 // MoveDefinition is the only statement that changes a template's state. It
 // writes what else the caller changed in d too, but not the alias.
 func MoveDefinition(ctx context.Context, tx *store.Tx, d template.Definition, on template.Event) (template.Definition, error) {

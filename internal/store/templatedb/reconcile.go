@@ -34,13 +34,3 @@ func ForgetHost(ctx context.Context, tx *store.Tx, id host.ID) error {
 func PlacementsOfHost(ctx context.Context, tx *store.Tx, id host.ID) ([]template.Placement, error) {
 	return store.Collect(ctx, tx, scanPlacement, `SELECT artifact_id, host_id, created_us FROM placement WHERE host_id = ? ORDER BY artifact_id`, []byte(id))
 }
-
-// JobsWithoutTemplate returns the newest job of each template that has no
-// definition, newest first, at most limit: what is being made, or never came to
-// be.
-func JobsWithoutTemplate(ctx context.Context, tx *store.Tx, limit int) ([]template.Job, error) {
-	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job j
-		WHERE NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = j.template_id)
-		AND NOT EXISTS (SELECT 1 FROM job n WHERE n.template_id = j.template_id AND n.attempt_no > j.attempt_no)
-		ORDER BY created_us DESC, id DESC LIMIT ?`, limitOf(limit))
-}

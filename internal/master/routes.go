@@ -1,0 +1,149 @@
+package master
+
+import (
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/auth"
+	"github.com/paddock-dev/paddock/internal/platform/openapi"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/platform/telemetry"
+)
+
+// Who may call a route: the names of the schemes of the document. A route
+// without one is open to anybody.
+const (
+	byUser  = "apiKey"
+	byRole  = "roleToken"
+	byHost  = "hostToken"
+	byBytes = "artifactToken" // checked by the template centre
+)
+
+// route is one call of the face: what the document says of it, and who serves
+// it. A new call is one line in the table, then `UPDATE=1 go test ./internal/master`.
+type route struct {
+	openapi.Operation
+	serve http.Handler
+	// proxied: the template centre serves it, the master hands it on.
+	proxied bool
+}
+
+// table is the face of the master, whole.
+func (m *Master) table(center *url.URL, metrics http.Handler) []route {
+	h := func(f http.HandlerFunc) http.Handler { return f }
+	toCenter := m.toCenter(center)
+	js, q := openapi.JSON, func(name, what string) openapi.Param { return openapi.Param{Name: name, What: what} }
+	must := func(name string) openapi.Param { return openapi.Param{Name: name, Required: true} }
+	limit := openapi.Param{Name: "limit", What: "rows of a page: 1 to 1000, 100 when absent", Type: "integer"}
+	cursor := q("cursor", "next_cursor of the page before")
+	file := []openapi.Param{must("sandbox_id"), must("path"), q("user", "who reads or writes")}
+	const templates, sandboxes, hosts, health = "templates", "sandboxes", "hosts", "health"
+	return []route{
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathFromImage, Tag: templates, Summary: "Builds a template from an image; answers the job at once.", In: js(cubeapi.FromImageRequest{}), Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveFromImage), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathFromImage, Tag: templates, Summary: "A job as it stands.", Params: []openapi.Param{must("job_id")}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveJob), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathBuildStatus, Tag: templates, Summary: "A job in the form of E2B clients.", Out: js(cubeapi.BuildStatusAnswer{}), Security: byUser}, h(m.serveBuildStatus), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathTemplate, Tag: templates, Summary: "A page of templates; with template_id, one with its replicas.", Params: []openapi.Param{q("template_id", "id or alias"), q("include_request", "true: with the request it was made with"), limit, cursor, q("status", "only those: READY, FAILED..."), q("instance_type", "only those"), q("alias", "only those whose alias begins so"), q("image", "only those whose image's name or digest has this in it")}, Out: openapi.Body{Value: cubeapi.TemplateListAnswer{}, Or: cubeapi.TemplateAnswer{}}, Security: byUser}, h(m.serveTemplates), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathTemplate, Tag: templates, Summary: "Deletes a template. 202: it is out of use, and hosts that are away are cleaned later.", In: js(cubeapi.TemplateDeleteRequest{}), Out: js(cubeapi.TemplateDeleteAnswer{}), Status: []int{http.StatusOK, http.StatusAccepted}, Security: byUser}, h(m.serveTemplateDelete), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathAlias, Tag: templates, Summary: "Sets, moves or clears a template's alias.", In: openapi.Body{Value: cubeapi.AliasRequest{}, Optional: true}, Out: js(cubeapi.TemplateAnswer{}), Security: byUser}, h(m.serveAlias), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathReceipt, Tag: templates, Summary: "What a template's image was made of.", Out: openapi.Bytes("application/json"), Security: byUser}, h(m.serveReceipt), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateGC, Tag: templates, Summary: "Lets artifacts go that nobody needs, or says which these are.", In: openapi.Body{Value: cubeapi.GCRequest{}, Optional: true}, Out: js(cubeapi.GCAnswer{}), Security: byUser}, h(m.serveGC), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathRootfsArtifact, Tag: templates, Summary: "What is known of an artifact, without its bytes.", Params: []openapi.Param{must("artifact_id")}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveArtifact), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: templates, Summary: "The bytes of an artifact, whole or in part.", Params: []openapi.Param{must("artifact_id"), q("token", "the artifact's token, when no header has it"), {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, toCenter, true},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathJobStatus, Tag: templates, Summary: "The template centre's word of a job.", In: js(cubeapi.JobReport{}), Out: js(cubeapi.TCAnswer{}), Security: byRole}, h(m.serveReport), false},
+
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandbox, Tag: sandboxes, Summary: "Makes a sandbox; answers when it is usable.", In: js(cubeapi.SandboxCreateRequest{}), Out: js(cubeapi.SandboxAnswer{}), Security: byUser}, h(m.serveCreate), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathSandbox, Tag: sandboxes, Summary: "Ends a sandbox; answers when it is gone.", In: js(cubeapi.SandboxDeleteRequest{}), Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveDelete), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathSandboxList, Tag: sandboxes, Summary: "The sandboxes that live, newest first.", Params: []openapi.Param{{Name: "all", What: "also those that ended", Type: "boolean"}, q("host_id", "only those")}, Out: js(cubeapi.SandboxListAnswer{}), Security: byUser}, h(m.serveList), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathSandboxInfo, Tag: sandboxes, Summary: "One sandbox.", Params: []openapi.Param{must("sandbox_id")}, Out: js(cubeapi.SandboxAnswer{}), Security: byUser}, h(m.serveInfo), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandboxExec, Tag: sandboxes, Summary: "Runs a command; the answer is a stream of events, one a line.", In: js(cubeapi.ExecRequest{}), Out: openapi.Body{Value: cubeapi.ExecEvent{}, Media: "application/x-ndjson"}, Security: byUser}, duplex(h(m.serveExec)), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandboxSignal, Tag: sandboxes, Summary: "Signals a command that runs.", In: js(cubeapi.ExecSignalRequest{}), Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveSignal), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathSandboxFiles, Tag: sandboxes, Summary: "The bytes of a file.", Params: file, Out: openapi.Bytes("application/octet-stream"), Security: byUser}, h(m.serveRead), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathSandboxFiles, Tag: sandboxes, Summary: "Writes the body to a file.", Params: file, In: openapi.Bytes("application/octet-stream"), Out: js(cubeapi.FileAnswer{}), Security: byUser}, h(m.serveWrite), false},
+
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathHosts, Tag: hosts, Summary: "All hosts.", Out: js(cubeapi.HostListAnswer{}), Security: byUser}, h(m.serveHosts), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathHost, Tag: hosts, Summary: "One host.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveHost), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHost, Tag: hosts, Summary: "Takes a host that will not return out of the books.", Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveHostRemove), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathHostIsolation, Tag: hosts, Summary: "Keeps new work away from a host.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveCordon(true)), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHostIsolation, Tag: hosts, Summary: "Lets a host have new work again.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveCordon(false)), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostRegister, Tag: hosts, Summary: "A cubelet's first word.", In: js(cubeapi.HostRegisterRequest{}), Out: js(cubeapi.Envelope{}), Security: byHost}, h(m.serveRegister), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostStatus, Tag: hosts, Summary: "A cubelet's report.", In: js(cubeapi.HostStatusRequest{}), Out: js(cubeapi.Envelope{}), Security: byHost}, h(m.serveStatus), false},
+
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathAudit, Tag: "audit", Summary: "What users changed, newest first.", Params: []openapi.Param{q("subject", "only of this template, alias or host"), limit, cursor}, Out: js(cubeapi.AuditAnswer{}), Security: byUser}, h(m.serveAudit), false},
+
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathMasterHealth, Tag: health, Summary: "The process answers.", Out: js(cubeapi.Envelope{})}, h(m.serveHealth), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathMetrics, Tag: health, Summary: "Prometheus text.", Out: openapi.Bytes("text/plain")}, metrics, false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathOpenAPI, Tag: health, Summary: "This document.", Out: openapi.Bytes("application/yaml")}, nil, false},
+	}
+}
+
+// document describes the face.
+func document(table []route) openapi.Document {
+	d := openapi.Document{
+		Title: "Paddock master", What: "The control plane of templates, sandboxes and hosts.", Refusal: cubeapi.Envelope{},
+		Schemes: map[string]openapi.Scheme{
+			byUser:  {Headers: []string{cubeapi.HeaderAPIKey, "Authorization"}, What: "The API key of users."},
+			byRole:  {Headers: []string{cubeapi.HeaderCallbackToken}, What: "The token that master and template centre share."},
+			byHost:  {Headers: []string{cubeapi.HeaderHostToken}, What: "The token that masters and cubelets share."},
+			byBytes: {Headers: []string{cubeapi.HeaderArtifactToken}, What: "The token of one artifact."},
+		},
+	}
+	for _, r := range table {
+		d.Operations = append(d.Operations, r.Operation)
+	}
+	return d
+}
+
+func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
+	center, err := url.Parse(m.cfg.Master.TemplateCenterAddr)
+	if err != nil {
+		return nil, fault.Wrap(fault.BadConfig, err, "master.template_center_addr")
+	}
+	table := m.table(center, telemetry.Handler(reg))
+	text, err := document(table).YAML()
+	if err != nil {
+		return nil, fault.Wrap(fault.Bug, err, "document of the master")
+	}
+	a := m.cfg.Auth
+	gates := map[string]func(http.Handler) http.Handler{
+		byUser:  auth.RequireAPIKey(a.APIKey, a.InsecureOpen),
+		byRole:  auth.RequireToken(cubeapi.HeaderCallbackToken, a.CallbackToken, a.InsecureOpen),
+		byHost:  auth.RequireToken(cubeapi.HeaderHostToken, a.HostToken, a.InsecureOpen),
+		byBytes: func(h http.Handler) http.Handler { return h },
+		"":      func(h http.Handler) http.Handler { return h },
+	}
+	mux := http.NewServeMux()
+	for _, r := range table {
+		if r.Path == cubeapi.PathOpenAPI {
+			r.serve = openapi.Handler(text)
+		}
+		h := gates[r.Security](r.serve)
+		if r.Security == byUser {
+			h = signed(h)
+		}
+		mux.Handle(r.Method+" "+r.Path, h)
+	}
+	return serve.NewMiddleware("master", m.log, reg).Wrap(mux), nil
+}
+
+// serveHealth needs no database: an outage there must not get this process
+// killed.
+func (m *Master) serveHealth(w http.ResponseWriter, r *http.Request) {
+	serve.WriteJSON(w, http.StatusOK, cubeapi.OK(requestID(r)))
+}
+
+// toCenter hands a call on to the template centre, which has the bytes and
+// checks the token.
+func (m *Master) toCenter(center *url.URL) http.Handler {
+	return &httputil.ReverseProxy{
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(center) },
+		FlushInterval: -1,
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			serve.WriteError(w, r, fault.Wrap(fault.PeerUnavailable, err, "template centre at %s", center))
+		},
+	}
+}
