@@ -25,6 +25,8 @@ const (
 	PathAlias            = "/cube/template/{template_id}/alias"
 	PathReceipt          = "/cube/template/{template_id}/receipt"
 	PathFromImage        = "/cube/template/from-image"
+	PathRedo             = "/cube/template/redo"
+	PathMigrate          = "/cube/template/migrate"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"
@@ -49,6 +51,9 @@ const (
 	PathTCBuild          = "/tc/api/v1/build"
 	PathTCArtifactDelete = "/tc/api/v1/artifact/delete"
 	PathTCReceipt        = "/tc/api/v1/artifact/receipt"
+	PathTCArtifactStat   = "/tc/api/v1/artifact/stat"
+	PathTCArtifactMove   = "/tc/api/v1/artifact/migrate"
+	PathTCArtifactUpload = "/tc/api/v1/artifact/upload"
 	PathTCHealth         = "/health"
 )
 

@@ -40,7 +40,7 @@ func (m *Master) sweep(ctx context.Context, seen sightings) {
 	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt)
 	// One master at a time: the rest have nothing to add.
 	_, locked := m.db.WithLock(ctx, "paddock_master_sweep", 0, func(ctx context.Context) error {
-		return m.steps(ctx, m.sweepStalled, m.sweepSandboxes, m.sweepExpired, m.sweepDeletes, func(ctx context.Context) error { return m.compareHosts(ctx, seen) }, m.forgetOld)
+		return m.steps(ctx, m.sweepStalled, m.sweepMoves, m.sweepSandboxes, m.sweepExpired, m.sweepDeletes, func(ctx context.Context) error { return m.compareHosts(ctx, seen) }, m.forgetOld)
 	})
 	if err := errors.Join(err, locked, m.steps(ctx, m.expireCharges)); err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
@@ -59,13 +59,13 @@ func (m *Master) steps(ctx context.Context, list ...func(context.Context) error)
 	return errors.Join(errs...)
 }
 
-// sweepBuilt resumes jobs that are built and go no further, the one that waits
+// sweepBuilt resumes jobs that are built, or whose bytes are moved, and go no further, the one that waits
 // longest first. In a process that has just begun that is each of them: whoever
 // had them before may have ended.
 func (m *Master) sweepBuilt(ctx context.Context) error {
 	var list []template.Job
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
+		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing, template.JobMigrating}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
 		if time.Since(m.began) < m.pace.hostGrace+m.cfg.Master.SweepInterval {
 			f.ChangedBefore = tx.Now
 		}

@@ -86,6 +86,7 @@ type Center struct {
 
 	opened sync.Mutex
 	keep   keeper
+	legacy *artifact.Dir // that of before, when keep is another; may be nil
 	cache  *blobcache.Cache
 	work   *os.File // locked while the work directory is ours
 	closes []io.Closer
@@ -146,6 +147,7 @@ func (c *Center) open() (err error) {
 	if err != nil {
 		return errors.Join(err, c.cache.Close(), c.work.Close())
 	}
+	c.legacy = findLegacy(c.cfg.ArtifactStore)
 	c.keep = keep // only what is open: a nil of some type would pass for it
 	return nil
 }
@@ -182,6 +184,9 @@ func (c *Center) routes(reg *prometheus.Registry) http.Handler {
 	token := auth.RequireToken(cubeapi.HeaderCallbackToken, c.cfg.Auth.CallbackToken, c.cfg.Auth.InsecureOpen)
 	mux.Handle("POST "+cubeapi.PathTCBuild, token(http.HandlerFunc(c.serveBuild)))
 	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.serveDelete)))
+	mux.Handle("GET "+cubeapi.PathTCArtifactStat, token(http.HandlerFunc(c.serveStat)))
+	mux.Handle("POST "+cubeapi.PathTCArtifactMove, token(http.HandlerFunc(c.serveMove)))
+	mux.Handle("POST "+cubeapi.PathTCArtifactUpload, token(http.HandlerFunc(c.serveUpload)))
 	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.serveReceipt)))
 	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.serveDownload) // HEAD too
 	mux.HandleFunc("GET "+cubeapi.PathTCHealth, c.serveHealth)
