@@ -254,13 +254,17 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 	}
 	describe := func() {
 		a.SHA256, a.SizeBytes, a.Backend, a.Location, a.Error = rep.Ext4SHA256, rep.Ext4SizeBytes, rep.StorageBackend, rep.ObjectKey, ""
+		if a.Token == "" {
+			a.Token = id.Secret("", 16)
+		}
 		if c := rep.ImageConfig; c != nil {
 			a.ImageConfig = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
 		}
 	}
 	switch a.State {
 	case template.ArtifactReady:
-		if a.SHA256 == rep.Ext4SHA256 {
+		stored := rep.Reused || a.Backend == rep.StorageBackend && a.Location == rep.ObjectKey
+		if stored && a.SHA256 == rep.Ext4SHA256 && servable(a) == nil {
 			return nil
 		}
 	case template.ArtifactFailed, template.ArtifactCleanup:

@@ -30,7 +30,7 @@ const (
 
 // errLookAgain says that what was asked outside of the transaction is of rows
 // that have changed.
-var errLookAgain = errors.New("the artifact changed meanwhile")
+var errLookAgain = errors.New("the rows changed meanwhile")
 
 func (m *Master) serveRedo(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.RedoRequest
@@ -124,6 +124,8 @@ func (m *Master) look(ctx context.Context, tx *store.Tx, req cubeapi.RedoRequest
 		return r, fault.New(fault.TemplateNotFound, "template %.128q", req.TemplateID)
 	case r.defined && r.definition.State == template.Deleting:
 		return r, fault.New(fault.StateConflict, "template %s is being deleted", name)
+	case r.latest.State.Active() && r.latest.Operation == template.OpRedo && r.latest.RequestID == req.RequestID:
+		return r, errLookAgain // the twin of this request was committed meanwhile
 	case r.latest.State.Active():
 		return r, fault.New(fault.BuildInProgress, "template %s: job %s is %s", name, r.latest.ID, cubeapi.JobStatus[r.latest.State])
 	}

@@ -357,7 +357,8 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 			case p.ArtifactID != j.ArtifactID: // until the job is published
 				return nil
 			case on == template.OnReplicaFailed:
-				if f, err := sandboxdb.GetHost(ctx, tx, h); err != nil || slices.Contains(f.Artifacts, string(p.ArtifactID)) {
+				f, err := sandboxdb.GetHost(ctx, tx, h)
+				if err != nil || slices.Contains(f.Artifacts, string(p.ArtifactID)) || !f.HeardAt.After(p.ChangedAt) {
 					return err
 				}
 			}
