@@ -57,6 +57,16 @@ func OpenDir(path string) (*Dir, error) {
 	return &Dir{path}, nil
 }
 
+// FindDir returns the store in the directory at path, or nil if there is no
+// such directory: it makes and removes nothing.
+func FindDir(path string) *Dir {
+	d := &Dir{path}
+	if path == "" || !d.there() {
+		return nil
+	}
+	return d
+}
+
 // removePartial removes files on their way that nobody holds locked: whoever
 // writes one does, and its lock ends with it.
 func removePartial(path string) error {

@@ -73,15 +73,23 @@ func (s *S3) Location(key string) string { return path.Join(s.prefix, key) }
 // Put stores the file at path as key and removes the file. An object appears
 // when all of it is there.
 func (s *S3) Put(ctx context.Context, key, file string) error {
+	if err := s.Copy(ctx, key, file); err != nil {
+		return err
+	}
+	if err := os.Remove(file); err != nil {
+		return fault.Wrap(fault.StoreUnavailable, err, "artifact %s: the file that was stored", key)
+	}
+	return nil
+}
+
+// Copy is Put that leaves the file where it is.
+func (s *S3) Copy(ctx context.Context, key, file string) error {
 	if err := checkKey(key); err != nil {
 		return err
 	}
 	_, err := s.client.FPutObject(ctx, s.bucket, s.Location(key), file, minio.PutObjectOptions{ContentType: "application/octet-stream"})
 	if err != nil {
 		return s.refused(err, key)
-	}
-	if err := os.Remove(file); err != nil {
-		return fault.Wrap(fault.StoreUnavailable, err, "artifact %s: the file that was stored", key)
 	}
 	return nil
 }

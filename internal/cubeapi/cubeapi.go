@@ -27,6 +27,8 @@ const (
 	PathTemplateGC       = "/cube/template/gc"
 	PathAudit            = "/cube/audit"
 	PathFromImage        = "/cube/template/from-image"
+	PathRedo             = "/cube/template/redo"
+	PathMigrate          = "/cube/template/migrate"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"
@@ -52,6 +54,9 @@ const (
 	PathTCBuild          = "/tc/api/v1/build"
 	PathTCArtifactDelete = "/tc/api/v1/artifact/delete"
 	PathTCReceipt        = "/tc/api/v1/artifact/receipt"
+	PathTCArtifactStat   = "/tc/api/v1/artifact/stat"
+	PathTCArtifactMove   = "/tc/api/v1/artifact/migrate"
+	PathTCArtifactUpload = "/tc/api/v1/artifact/upload"
 	PathTCHealth         = "/health"
 )
 

@@ -55,6 +55,9 @@ type Job struct {
 	AttemptNo          int              `json:"attempt_no,omitempty"`
 	RetryOfJobID       string           `json:"retry_of_job_id,omitempty"`
 	Operation          string           `json:"operation,omitempty"`
+	RedoMode           string           `json:"redo_mode,omitempty"` // ALL, NODES, FAILED_ONLY, FAILED_NODES
+	RedoScope          []string         `json:"redo_scope,omitempty"`
+	ResumePhase        string           `json:"resume_phase,omitempty"` // where a redo began
 	ArtifactID         string           `json:"artifact_id,omitempty"`
 	SpecFingerprint    string           `json:"template_spec_fingerprint,omitempty"`
 	Status             string           `json:"status"`

@@ -70,6 +70,8 @@ var (
 	BuildCancelled    = code("build_cancelled", Unavailable, 0, "the build was stopped before its end", "submit the image again")
 	BuildStalled      = code("build_stalled", Unavailable, 0, "nobody reported on the job for too long; its builder has probably ended", "submit the image again")
 	CredentialsLost   = code("credentials_lost", Unavailable, 0, "the master that had the registry's credentials ended before a builder took them; they are never stored", "submit the image again")
+	CredentialsNeeded = code("credentials_needed", Invalid, 0, "the image was pulled with credentials, which are never stored, and must be pulled again", "pass registry_username and registry_password with the redo: `paddock tpl redo --registry-username`")
+	BytesLost         = code("artifact_lost", Conflict, 0, "neither the artifact store nor a local directory has the bytes of this artifact", "build them again with `paddock tpl redo`")
 	BuildInProgress   = code("attempt_in_progress", Conflict, 0, "another job works on this template", "wait for it, or watch it with `paddock tpl watch`")
 	AliasInvalid      = code("alias_invalid", Invalid, 0, "an alias is 1-64 of a-z, 0-9 and -, begins with a letter or digit, and not with tpl- or snap-", "choose another alias")
 	AliasTaken        = code("alias_taken", Conflict, 0, "another template has that alias", "choose another alias, or move it with `paddock tpl alias`")

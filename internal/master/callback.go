@@ -254,6 +254,9 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 	}
 	describe := func() {
 		a.SHA256, a.SizeBytes, a.Backend, a.Location, a.Error = rep.Ext4SHA256, rep.Ext4SizeBytes, rep.StorageBackend, rep.ObjectKey, ""
+		if a.Token == "" {
+			a.Token = id.Secret("", 16)
+		}
 		if c := rep.ImageConfig; c != nil {
 			a.ImageConfig = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
 		}
@@ -262,6 +265,10 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 	case template.ArtifactReady:
 		// Written also when nothing is new: whoever takes it for unused at this
 		// moment then meets another version, and looks again.
+		if stored := rep.Reused || a.Backend == rep.StorageBackend && a.Location == rep.ObjectKey; stored && a.SHA256 == rep.Ext4SHA256 && servable(a) == nil {
+			_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactStored)
+			return err
+		}
 	case template.ArtifactFailed, template.ArtifactCleanup:
 		if a, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactClaimed); err != nil {
 			return err

@@ -76,7 +76,7 @@ func (m *Master) cleanLocked(ctx context.Context, id template.ArtifactID) ([]cub
 func (m *Master) waitBehind(ctx context.Context, a template.Artifact) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostCall)
 	defer cancel()
-	return m.update(ctx, func(tx *store.Tx) error { return templatedb.TouchArtifact(ctx, tx, a) })
+	return m.update(ctx, func(tx *store.Tx) error { return templatedb.DeferArtifact(ctx, tx, a) })
 }
 
 // holders returns an artifact and who holds it, as far as it was released: in

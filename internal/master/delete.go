@@ -361,7 +361,7 @@ func (m *Master) forgetDeleted(ctx context.Context, d template.Definition) (gone
 		}
 		if err == nil && a.State == template.ArtifactCleanup {
 			gone = false
-			return templatedb.TouchDefinition(ctx, tx, now)
+			return templatedb.DeferDefinition(ctx, tx, now)
 		}
 		return templatedb.RemoveDefinition(ctx, tx, now)
 	})

@@ -35,11 +35,28 @@ func (m *Master) Quicken() {
 		terminatedKept: time.Hour,
 		failedKept:     time.Hour,
 		step:           2 * time.Second,
+		repair:         time.Hour, // see Repair
+		repairFirst:    20 * time.Millisecond,
+		repairLast:     200 * time.Millisecond,
+		healAgain:      50 * time.Millisecond,
+		moveQuiet:      10 * time.Second,
+		moveTime:       10 * time.Second,
 	}
 }
 
 // HostGrace sets how long after a start hosts are waited for.
 func (m *Master) HostGrace(d time.Duration) { m.pace.hostGrace = d }
+
+// Repair makes rounds of repair begin every so often.
+func (m *Master) Repair(every time.Duration) { m.pace.repair = every }
+
+// RepairPause sets how long a host that failed is left alone.
+func (m *Master) RepairPause(first, last time.Duration) {
+	m.pace.repairFirst, m.pace.repairLast = first, last
+}
+
+// MoveQuiet sets how long a move of bytes may show no sign of life.
+func (m *Master) MoveQuiet(d time.Duration) { m.pace.moveQuiet = d }
 
 // CreateQuiet is how long a create may show no sign of life.
 func (m *Master) CreateQuiet() time.Duration { return m.pace.createQuiet }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,11 +36,16 @@ type fakeCenter struct {
 	kept    int               // how often a delete was refused
 
 	// Knobs.
-	refuse    error // answers a build so
-	loseReply bool  // takes a build and breaks off
-	slowReply bool  // takes a build, ends it, and breaks off
-	idle      bool  // takes a build and does nothing
-	keep      error // answers a delete so
+	refuse    error        // answers a build so
+	loseReply bool         // takes a build and breaks off
+	slowReply bool         // takes a build, ends it, and breaks off
+	idle      bool         // takes a build and does nothing
+	keep      error        // answers a delete so
+	flavour   string       // makes equal images other bytes
+	stating   error        // answers a question for bytes so
+	legacy    bool         // the bytes are in the directory of before
+	moving    func() error // before bytes are moved
+	moves     int
 }
 
 func newFakeCenter(t *testing.T, masterURL string) *fakeCenter {
@@ -49,6 +55,9 @@ func newFakeCenter(t *testing.T, masterURL string) *fakeCenter {
 	mux.Handle("POST "+cubeapi.PathTCBuild, token(http.HandlerFunc(c.build)))
 	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.remove)))
 	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.receipt)))
+	mux.Handle("GET "+cubeapi.PathTCArtifactStat, token(http.HandlerFunc(c.stat)))
+	mux.Handle("POST "+cubeapi.PathTCArtifactMove, token(http.HandlerFunc(c.move)))
+	mux.Handle("POST "+cubeapi.PathTCArtifactUpload, token(http.HandlerFunc(c.upload)))
 	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.download)
 	c.front.show(mux)
 	return c
@@ -166,10 +175,12 @@ func sum(b []byte) string {
 // built is the report of a finished build, whose bytes are from then on there.
 // Equal images give equal bytes.
 func (c *fakeCenter) built(q cubeapi.TCBuildRequest) cubeapi.JobReport {
-	key := sum([]byte(q.Request.SourceImageRef))
-	id := string(template.ArtifactIDOf(key))
-	data := bytes.Repeat([]byte(q.Request.SourceImageRef+"\n"), 4096)
+	ref, _, _ := strings.Cut(q.Request.SourceImageRef, "@") // a pinned one is of the same image
 	c.mu.Lock()
+	ref += c.flavour
+	key := sum([]byte(ref))
+	id := string(template.ArtifactIDOf(key))
+	data := bytes.Repeat([]byte(ref+"\n"), 4096)
 	c.bytes[id] = data
 	c.mu.Unlock()
 	return cubeapi.JobReport{

@@ -177,7 +177,7 @@ func (m *Master) dropOrphans(ctx context.Context, replicas []template.Replica, s
 			if err != nil || len(pending) == 0 {
 				return err
 			}
-			return m.update(ctx, func(tx *store.Tx) error { return templatedb.TouchPlacement(ctx, tx, h.Placement) })
+			return m.update(ctx, func(tx *store.Tx) error { return templatedb.DeferPlacement(ctx, tx, h.Placement) })
 		})
 		errs = append(errs, err)
 	}

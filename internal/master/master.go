@@ -93,6 +93,12 @@ type pace struct {
 	terminatedKept time.Duration // rows of ended sandboxes
 	failedKept     time.Duration // failed jobs without a template, and messages that were given up
 	step           time.Duration // of a sweep
+	repair         time.Duration // between two rounds of repair
+	repairFirst    time.Duration // a host that failed is tried again after so long, then ever later
+	repairLast     time.Duration // and at the latest after so long
+	healAgain      time.Duration // bytes that could not be built again are tried again after so long
+	moveQuiet      time.Duration // a move of bytes that shows no sign of life for so long has failed
+	moveTime       time.Duration // of one try to move bytes
 }
 
 func defaultPace(c config.Master) pace {
@@ -115,6 +121,12 @@ func defaultPace(c config.Master) pace {
 		terminatedKept: 24 * time.Hour,
 		failedKept:     7 * 24 * time.Hour,
 		step:           time.Minute,
+		repair:         15 * time.Second,
+		repairFirst:    30 * time.Second,
+		repairLast:     30 * time.Minute,
+		healAgain:      30 * time.Minute,
+		moveQuiet:      10 * time.Minute,
+		moveTime:       time.Hour,
 	}
 }
 
@@ -183,6 +195,7 @@ func (m *Master) Run(ctx context.Context) error {
 		loops.Go(func() { m.deliver(ctx, t) })
 	}
 	loops.Go(func() { m.sweepLoop(ctx) })
+	loops.Go(func() { m.repairLoop(ctx) })
 	loops.Wait()
 	m.mu.Lock()
 	m.stopped = true

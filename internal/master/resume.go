@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/url"
 	"slices"
 	"sync"
@@ -66,8 +67,49 @@ func (m *Master) resumeLocked(ctx context.Context, id template.JobID) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.db.WithLock(ctx, artifactLock(j.ArtifactID), artifactWait, func(ctx context.Context) error { return m.resume(ctx, id) })
+	todo := m.resume
+	switch j.State {
+	case template.JobBuilt, template.JobDistributing:
+	case template.JobMigrating:
+		todo = m.migrate
+	default:
+		return nil
+	}
+	_, err = m.db.WithLock(ctx, artifactLock(j.ArtifactID), artifactWait, func(ctx context.Context) error { return todo(ctx, id) })
 	return err
+}
+
+// round is one distribution of an artifact: to whom, and why it failed on those
+// where it did. A host of a redo that is not fit any more has failed from the
+// start.
+type round struct {
+	job      template.Job
+	artifact template.Artifact
+	hosts    []host.Facts
+	expected int
+
+	mu     sync.Mutex
+	failed map[host.ID]error
+}
+
+func (r *round) fail(id host.ID, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed[id] = err
+}
+
+// took reports whether a host of this round has the artifact.
+func (r *round) took(id host.ID) bool {
+	return r.failed[id] == nil && slices.ContainsFunc(r.hosts, func(f host.Facts) bool { return f.ID == id })
+}
+
+// all returns the failures, by host.
+func (r *round) all() []error {
+	errs := make([]error, 0, len(r.failed))
+	for _, id := range slices.Sorted(maps.Keys(r.failed)) {
+		errs = append(errs, fmt.Errorf("host %s: %w", id, r.failed[id]))
+	}
+	return errs
 }
 
 // resume distributes a built job's artifact and writes the outcome. An error
@@ -81,7 +123,7 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	if j.State != template.JobBuilt && j.State != template.JobDistributing {
 		return nil
 	}
-	targets, a, err := m.targets(ctx, &j)
+	r, err := m.targets(ctx, j)
 	if err != nil {
 		if m.maySoonBeOtherwise(err) {
 			return err
@@ -91,8 +133,9 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	if err := m.step("master.resume.after_targets"); err != nil {
 		return err
 	}
-	stop := m.keepAlive(ctx, id)
-	failures := m.distribute(ctx, j, a, targets)
+	working, stop := m.keepAlive(ctx, id)
+	m.distribute(working, r)
+	over := working.Err() != nil
 	stop()
 	if err := m.step("master.resume.after_distribute"); err != nil {
 		return err
@@ -100,10 +143,14 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	if ctx.Err() != nil {
 		return ctx.Err() // the master ends: what it broke off is no failure of the hosts
 	}
-	if len(failures) == len(targets) {
-		return m.giveUp(ctx, j, len(failures), fmt.Errorf("none of %d hosts took the template: %w", len(targets), errors.Join(failures...)))
+	if over {
+		return m.leaveJob(ctx, id)
 	}
-	if err := m.publish(ctx, id, targets, failures); err != nil {
+	m.doubtBytes(ctx, r)
+	if len(r.failed) == r.expected {
+		return m.giveUp(ctx, r.job, len(r.failed), fmt.Errorf("none of %d hosts took the template: %w", r.expected, errors.Join(r.all()...)))
+	}
+	if err := m.publish(ctx, r); err != nil {
 		return err
 	}
 	return m.step("master.resume.after_publish")
@@ -120,36 +167,73 @@ func (m *Master) maySoonBeOtherwise(err error) bool {
 }
 
 // targets chooses the hosts and moves the job to distributing.
-func (m *Master) targets(ctx context.Context, j *template.Job) (list []host.Facts, a template.Artifact, err error) {
+func (m *Master) targets(ctx context.Context, j template.Job) (r *round, err error) {
 	req, err := keptOf(j.Request)
 	if err != nil {
-		return nil, a, err
+		return nil, err
 	}
-	id := j.ID
 	err = m.update(ctx, func(tx *store.Tx) error {
-		now, err := templatedb.GetJob(ctx, tx, id)
+		r = &round{failed: map[host.ID]error{}}
+		now, err := templatedb.GetJob(ctx, tx, j.ID)
 		if err != nil {
 			return err
 		}
-		if a, err = templatedb.GetArtifact(ctx, tx, now.ArtifactID); err != nil {
+		if r.artifact, err = templatedb.GetArtifact(ctx, tx, now.ArtifactID); err != nil {
 			return err
 		}
-		if a.State != template.ArtifactReady {
-			return fault.New(fault.ArtifactNotFound, "artifact %s is %s", a.ID, a.State)
+		if err := servable(r.artifact); err != nil {
+			return err
 		}
 		all, err := sandboxdb.ListHosts(ctx, tx)
 		if err != nil {
 			return err
 		}
-		if list, err = m.inScope(all, req.FromImageRequest, tx.Now); err != nil {
+		if now.Operation == template.OpRedo {
+			err = m.chosen(r, all, now.Plan.Targets, tx.Now)
+		} else {
+			r.hosts, err = m.inScope(all, req.FromImageRequest, tx.Now)
+		}
+		if err != nil {
 			return err
 		}
+		r.expected = len(r.hosts) + len(r.failed)
 		enter(&now, template.PhaseDistributing, progressDistributing, tx)
-		now.Expected = len(list)
-		*j, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed)
+		now.Expected = r.expected
+		r.job, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed)
 		return err
 	})
-	return list, a, err
+	return r, err
+}
+
+// servable refuses an artifact that must not be brought to any host: only a
+// whole one that is described in full may.
+func servable(a template.Artifact) error {
+	switch {
+	case a.State != template.ArtifactReady:
+		return fault.New(fault.ArtifactNotFound, "artifact %s is %s", a.ID, a.State)
+	case a.SizeBytes <= 0 || !hexForm.MatchString(a.SHA256) || a.Token == "":
+		return fault.New(fault.ArtifactCorrupt, "artifact %s: its row lacks size, sha256 or token", a.ID)
+	}
+	return nil
+}
+
+// chosen takes the hosts that a redo chose when it was submitted. Those that
+// are not fit any more have failed; when none is left there is nobody to serve.
+func (m *Master) chosen(r *round, all []host.Facts, targets []host.ID, now time.Time) error {
+	for _, id := range targets {
+		i := slices.IndexFunc(all, func(f host.Facts) bool { return f.ID == id })
+		if i < 0 {
+			r.fail(id, fault.New(fault.HostUnknown, "host %s", id))
+		} else if h := host.HealthOf(all[i], now, m.cfg.Master.HostStaleAfter); h != host.Healthy {
+			r.fail(id, fault.New(fault.HostUnreachable, "host %s is %s", id, h))
+		} else {
+			r.hosts = append(r.hosts, all[i])
+		}
+	}
+	if len(r.hosts) == 0 {
+		return fault.New(fault.NoTemplateHosts, "none of the %d chosen hosts is healthy", len(targets))
+	}
+	return nil
 }
 
 // inScope returns the healthy hosts that the request wants. One that it names
@@ -176,45 +260,50 @@ func (m *Master) inScope(all []host.Facts, req cubeapi.FromImageRequest, now tim
 	return list, nil
 }
 
-// keepAlive shows that the job is worked on until the returned function is
-// called.
-func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func()) {
-	return every(ctx, m.pace.beat, func(ctx context.Context) {
+// errOver ends the work on a job that somebody else has ended.
+var errOver = errors.New("the job is over")
+
+// keepAlive shows that the job is worked on until stop is called. The work's
+// context ends when the job does: it was cancelled, or taken for stalled.
+func (m *Master) keepAlive(ctx context.Context, id template.JobID) (working context.Context, stop func()) {
+	working, cancel := context.WithCancelCause(ctx)
+	end := every(ctx, m.pace.beat, func(ctx context.Context) {
 		err := m.update(ctx, func(tx *store.Tx) error {
 			j, err := templatedb.GetJob(ctx, tx, id)
+			if err == nil && !j.State.Active() {
+				return errOver
+			}
 			if err == nil {
 				_, err = templatedb.TouchJob(ctx, tx, j)
 			}
 			return err
 		})
-		if err != nil && ctx.Err() == nil {
+		switch {
+		case errors.Is(err, errOver) || errors.Is(err, fault.JobNotFound):
+			cancel(errOver)
+		case err != nil && ctx.Err() == nil:
 			m.log.WarnContext(ctx, "job not touched", slog.String("job_id", string(id)), slog.String("error", err.Error()))
 		}
 	})
+	return working, func() { end(); cancel(nil) }
 }
 
-// distribute brings the artifact to each host and returns why it failed on
-// those where it did.
-func (m *Master) distribute(ctx context.Context, j template.Job, a template.Artifact, targets []host.Facts) []error {
+// distribute brings the artifact to each host of the round.
+func (m *Master) distribute(ctx context.Context, r *round) {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
-	var mu sync.Mutex
-	var failures []error
 	var group errgroup.Group
 	group.SetLimit(m.cfg.Master.DistributeWorkers)
-	for _, f := range targets {
+	for _, f := range r.hosts {
 		group.Go(func() error {
-			if err := m.bring(ctx, j, a, f); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				failures = append(failures, fmt.Errorf("host %s: %w", f.ID, err))
+			if err := m.bring(ctx, r.job, r.artifact, f); err != nil {
+				r.fail(f.ID, err)
 			}
 			return nil
 		})
 	}
-	_ = group.Wait() // each failure is in the list
+	_ = group.Wait() // each failure is in the round
 	m.fleet.changed()
-	return failures
 }
 
 // bring makes one host hold the artifact, and writes what came of it. The row
@@ -244,8 +333,16 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 	return errors.Join(err, m.setReplica(ctx, j, f.ID, event, err))
 }
 
+// setReplica writes how a host stands in the work of j. What a host noted as
+// ready has of the template's present artifact stays ready until the host
+// itself shows otherwise: work that fails must not leave less than there was.
 func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on template.ReplicaEvent, why error) error {
 	return m.update(ctx, func(tx *store.Tx) error {
+		if on == template.OnReplicaHeld {
+			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {
+				return err
+			}
+		}
 		p, found, err := templatedb.GetReplica(ctx, tx, j.TemplateID, h)
 		if err == nil && !found {
 			p, err = templatedb.AddReplica(ctx, tx, template.Replica{TemplateID: j.TemplateID, HostID: h, ArtifactID: j.ArtifactID, JobID: j.ID})
@@ -253,100 +350,27 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 		if err != nil {
 			return err
 		}
-		if on == template.OnReplicaRetried && p.State == template.ReplicaReady {
-			return nil // a job that is resumed again
-		}
-		if p.ArtifactID, p.JobID, p.Error = j.ArtifactID, j.ID, ""; why != nil {
-			p.Error = clip(why.Error())
-		}
-		if _, err = templatedb.MoveReplica(ctx, tx, p, on); err != nil {
-			return err
-		}
-		if on == template.OnReplicaHeld {
-			return templatedb.PutPlacement(ctx, tx, j.ArtifactID, h)
-		}
-		return nil
-	})
-}
-
-// publish writes the template, its alias and the job's end, in one
-// transaction: whoever sees READY can resolve the alias.
-func (m *Master) publish(ctx context.Context, id template.JobID, targets []host.Facts, failures []error) error {
-	return m.update(ctx, func(tx *store.Tx) error {
-		j, err := templatedb.GetJob(ctx, tx, id)
-		if err != nil || j.State != template.JobDistributing {
-			return err
-		}
-		req, err := keptOf(j.Request)
-		if err != nil {
-			return err
-		}
-		d, err := templatedb.AddDefinition(ctx, tx, template.Definition{ID: j.TemplateID, InstanceType: req.InstanceType, ArtifactID: j.ArtifactID, JobID: j.ID, ImageRef: j.ImageRef, Digest: j.Digest, Request: j.Request})
-		if err != nil {
-			return err
-		}
-		event := template.OnAllReady
-		if len(failures) > 0 {
-			event, d.Error = template.OnSomeReady, clip(errors.Join(failures...).Error())
-		}
-		if d, err = templatedb.MoveDefinition(ctx, tx, d, event); err != nil {
-			return err
-		}
-		if err := dropOthers(ctx, tx, j.TemplateID, targets); err != nil {
-			return err
-		}
-		if j.Alias != "" {
-			_, err := templatedb.SetAlias(ctx, tx, d, j.Alias)
-			if errors.Is(err, fault.AliasTaken) {
-				j.Error = clip(err.Error()) // a warning: the template is good without it
-			} else if err != nil {
-				return err
+		if p.State == template.ReplicaReady {
+			switch {
+			case on == template.OnReplicaRetried: // a job that is resumed again, or a redo
+				return nil
+			case p.ArtifactID != j.ArtifactID: // until the job is published
+				return nil
+			case on == template.OnReplicaFailed:
+				f, err := sandboxdb.GetHost(ctx, tx, h)
+				if err != nil || slices.Contains(f.Artifacts, string(p.ArtifactID)) || !f.HeardAt.After(p.ChangedAt) {
+					return err
+				}
 			}
 		}
-		enter(&j, template.PhaseRegistering, progressRegistering, tx)
-		enter(&j, template.PhaseReady, 100, tx)
-		j.Expected, j.Ready, j.Failed = len(targets), len(targets)-len(failures), len(failures)
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone)
+		p.ArtifactID, p.JobID = j.ArtifactID, j.ID
+		switch {
+		case why != nil:
+			p.Error = clip(why.Error())
+		case on == template.OnReplicaHeld:
+			p.Error = "" // else the last one is worth knowing while it is tried again
+		}
+		_, err = templatedb.MoveReplica(ctx, tx, p, on)
 		return err
 	})
-}
-
-// dropOthers ends the replicas that an earlier try began on hosts which are no
-// targets any more: nobody is at work on them.
-func dropOthers(ctx context.Context, tx *store.Tx, id template.ID, targets []host.Facts) error {
-	list, err := templatedb.ListReplicas(ctx, tx, id)
-	if err != nil {
-		return err
-	}
-	for _, p := range list {
-		if p.State != template.ReplicaPending || slices.ContainsFunc(targets, func(f host.Facts) bool { return f.ID == p.HostID }) {
-			continue
-		}
-		p.Error = "its host went away while the template was distributed"
-		if _, err := templatedb.MoveReplica(ctx, tx, p, template.OnReplicaFailed); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// giveUp ends a job of which nothing came: no template, no replicas, and an
-// artifact that the sweep takes from the hosts unless something else needs it.
-func (m *Master) giveUp(ctx context.Context, j template.Job, failed int, why error) error {
-	err := m.update(ctx, func(tx *store.Tx) error {
-		now, err := templatedb.GetJob(ctx, tx, j.ID)
-		if err != nil || !now.State.Active() {
-			return err
-		}
-		if err := templatedb.RemoveReplicas(ctx, tx, j.TemplateID); err != nil {
-			return err
-		}
-		now.Error, now.ErrorCode, now.Failed = clip(why.Error()), fault.Of(why).Name, failed
-		if _, err := templatedb.MoveJob(ctx, tx, now, template.OnJobFailed); err != nil {
-			return err
-		}
-		return unused(ctx, tx, now.ArtifactID)
-	})
-	m.sweepNow()
-	return err
 }

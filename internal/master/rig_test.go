@@ -35,6 +35,7 @@ const (
 type face struct {
 	*httptest.Server
 	behind atomic.Pointer[http.Handler]
+	last   atomic.Pointer[http.Handler]
 }
 
 func newFace(t *testing.T) *face {
@@ -51,7 +52,10 @@ func newFace(t *testing.T) *face {
 }
 
 func (f *face) show(h http.Handler) { f.behind.Store(&h) }
-func (f *face) hide()               { f.behind.Store(nil) }
+func (f *face) hide()               { f.last.Store(f.behind.Swap(nil)) }
+
+// back shows again what was hidden.
+func (f *face) back() { f.behind.Store(f.last.Load()) }
 
 // rig is a master with everything around it: a real database, a template
 // centre and hosts that are real servers with knobs.

@@ -27,6 +27,7 @@ func showJob(j template.Job) *cubeapi.Job {
 	}
 	return &cubeapi.Job{
 		JobID: string(j.ID), TemplateID: string(j.TemplateID), RequestID: j.RequestID, AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Operation: cubeapi.Operations.Word(j.Operation),
+		RedoMode: cubeapi.RedoModes.Word(j.Plan.RedoMode), RedoScope: j.Plan.Scope, ResumePhase: cubeapi.Phases.Word(j.Plan.ResumePhase),
 		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Phases.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
 		ExpectedNodeCount: j.Expected, ReadyNodeCount: j.Ready, FailedNodeCount: j.Failed, Alias: j.Alias, SourceImageRef: j.ImageRef, SourceImageDigest: j.Digest,
 		PullTotalBytes: j.Pull.TotalBytes, PullDoneBytes: j.Pull.DoneBytes, PullTotalLayers: j.Pull.TotalLayers, PullDoneLayers: j.Pull.DoneLayers, PullBytesPerSecond: j.Pull.BytesPerSecond,

@@ -34,7 +34,7 @@ func (m *Master) sweepLoop(ctx context.Context) {
 
 func (m *Master) sweep(ctx context.Context, seen sightings) {
 	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt,
-		m.alone("cubemaster_templatecenter_image_job_reconcile_v1", m.sweepStalled),
+		m.alone("cubemaster_templatecenter_image_job_reconcile_v1", m.sweepStalled), m.alone("paddock_master_moves", m.sweepMoves),
 		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired),
 		m.alone(gcLock, m.sweepGC), m.alone("paddock_master_deletes", m.sweepDeletes),
 		m.alone("paddock_master_hosts", func(ctx context.Context) error { return m.compareHosts(ctx, seen) }),
@@ -65,13 +65,13 @@ func (m *Master) steps(ctx context.Context, list ...func(context.Context) error)
 	return errors.Join(errs...)
 }
 
-// sweepBuilt resumes jobs that are built and go no further, the one that waits
+// sweepBuilt resumes jobs that are built, or whose bytes are moved, and go no further, the one that waits
 // longest first. In a process that has just begun that is each of them: whoever
 // had them before may have ended.
 func (m *Master) sweepBuilt(ctx context.Context) error {
 	var list []template.Job
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
+		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing, template.JobMigrating}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
 		if time.Since(m.began) < m.pace.hostGrace+m.cfg.Master.SweepInterval {
 			f.ChangedBefore = tx.Now
 		}

@@ -43,7 +43,7 @@ var Definitions = fsm.Must(fsm.Spec[State, Event, fsm.None]{
 	Rules: []fsm.Rule[State, Event]{
 		{On: OnAllReady, From: []State{Creating, PartiallyReady, Ready, Failed}, To: Ready},
 		{On: OnSomeReady, From: []State{Creating, PartiallyReady, Ready, Failed}, To: PartiallyReady},
-		{On: OnNoneReady, From: []State{Creating, PartiallyReady, Ready}, To: Failed},
+		{On: OnNoneReady, From: []State{Creating, PartiallyReady, Ready, Failed}, To: Failed},
 		{On: OnLost, From: []State{Creating}, To: Failed, Why: "its job ended without a word"},
 		{On: OnDeleteAsked, From: []State{Creating, Ready, PartiallyReady, Failed, Deleting}, To: Deleting},
 		{On: OnRemoved, From: []State{Deleting}, To: Gone, Why: "the row goes with it"},

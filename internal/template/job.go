@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fsm"
+	"github.com/paddock-dev/paddock/internal/host"
 )
 
 // JobState is where a job stands. Three states are RUNNING on the wire, since a
@@ -87,9 +88,11 @@ const (
 // Plan is what a job does beyond making a template: it is stored with the job
 // as JSON, and empty for a create.
 type Plan struct {
-	RedoMode    RedoMode `json:"redo_mode,omitempty"`
-	Scope       []string `json:"scope,omitempty"` // hosts, by id or address
-	ResumePhase Phase    `json:"resume_phase,omitempty"`
+	RedoMode    RedoMode  `json:"redo_mode,omitempty"`
+	Asked       string    `json:"asked,omitempty"`   // the template as the request named it
+	Scope       []string  `json:"scope,omitempty"`   // hosts, by id or address, as the request named them
+	Targets     []host.ID `json:"targets,omitempty"` // the hosts that were chosen
+	ResumePhase Phase     `json:"resume_phase,omitempty"`
 }
 
 // Phase is progress inside a state, for people. It never decides anything.

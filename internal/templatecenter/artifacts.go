@@ -26,12 +26,11 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		serve.WriteError(w, r, err)
 		return
 	}
-	keep, err := c.bytes()
-	if err != nil {
+	if _, err := c.bytes(); err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
-	data, info, err := keep.Open(r.Context(), objectKey(a.ID))
+	data, info, err := c.openBytes(r.Context(), objectKey(a.ID))
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return

@@ -328,7 +328,7 @@ func (c *Center) reusable(ctx context.Context, id template.ArtifactID) (*templat
 	case a.State != template.ArtifactReady:
 		return nil, nil
 	}
-	info, err := c.keep.Stat(ctx, objectKey(id))
+	info, _, err := c.statBytes(ctx, objectKey(id))
 	if errors.Is(err, fault.ArtifactNotFound) || err == nil && info.Size != a.SizeBytes {
 		return nil, nil
 	}

@@ -84,6 +84,7 @@ type Center struct {
 
 	opened sync.Mutex
 	keep   keeper
+	legacy *artifact.Dir // that of before, when keep is another; may be nil
 	cache  *blobcache.Cache
 	work   *os.File // locked while the work directory is ours
 	closes []io.Closer
@@ -145,6 +146,7 @@ func (c *Center) open() (err error) {
 	if err != nil {
 		return errors.Join(err, c.cache.Close(), c.work.Close())
 	}
+	c.legacy = findLegacy(c.cfg.ArtifactStore)
 	c.keep = keep // only what is open: a nil of some type would pass for it
 	return nil
 }

@@ -33,10 +33,12 @@ func (c *Center) storeReceipt(ctx context.Context, id template.ArtifactID, r *ro
 // discard removes an artifact's bytes, and then its receipt: bytes that cannot
 // be removed keep it. It may be asked again.
 func (c *Center) discard(ctx context.Context, id template.ArtifactID) error {
-	if err := c.keep.Remove(ctx, objectKey(id)); err != nil {
-		return err
+	for _, key := range []string{objectKey(id), receiptKey(id)} {
+		if err := errors.Join(c.keep.Remove(ctx, key), c.removeLegacy(ctx, key)); err != nil {
+			return err
+		}
 	}
-	return c.keep.Remove(ctx, receiptKey(id))
+	return nil
 }
 
 // serveReceipt hands out what an artifact was made of.
@@ -51,8 +53,7 @@ func (c *Center) giveReceipt(w http.ResponseWriter, r *http.Request, id string) 
 	if err := template.CheckID(id); err != nil {
 		return err
 	}
-	keep, err := c.bytes()
-	if err != nil {
+	if _, err := c.bytes(); err != nil {
 		return err
 	}
 	a, found, err := c.row(r.Context(), template.ArtifactID(id))
@@ -62,7 +63,7 @@ func (c *Center) giveReceipt(w http.ResponseWriter, r *http.Request, id string) 
 	if !found {
 		return fault.New(fault.ArtifactNotFound, "artifact %q", id)
 	}
-	data, info, err := keep.Open(r.Context(), receiptKey(a.ID))
+	data, info, err := c.openBytes(r.Context(), receiptKey(a.ID))
 	if err != nil {
 		return err
 	}

@@ -86,6 +86,7 @@ type Master struct {
 	DistributeTimeout  time.Duration `yaml:"distribute_timeout" env:"PADDOCK_DISTRIBUTE_TIMEOUT" doc:"bound on bringing one artifact to one host"`
 	DistributeWorkers  int           `yaml:"distribute_workers" env:"PADDOCK_DISTRIBUTE_WORKERS" doc:"hosts served at once for one artifact"`
 	SweepInterval      time.Duration `yaml:"sweep_interval" env:"PADDOCK_SWEEP_INTERVAL" doc:"pause between sweeps over stuck jobs and sandboxes"`
+	HealRebuild        bool          `yaml:"heal_rebuild" env:"PADDOCK_HEAL_REBUILD" doc:"build a template's bytes again by itself when the artifact store has lost them and the image needs no credentials"`
 	BuiltStaleAfter    time.Duration `yaml:"built_stale_after" env:"CUBE_MASTER_BUILT_STALE_AFTER" doc:"a built job that nobody distributes for so long is resumed"`
 	ArtifactGCAfter    time.Duration `yaml:"artifact_gc_after" env:"PADDOCK_ARTIFACT_GC_AFTER" doc:"an artifact that nothing refers to is removed from hosts and store after so long"`
 	AuditKept          time.Duration `yaml:"audit_kept" env:"PADDOCK_AUDIT_KEPT" doc:"how long it is remembered who changed what"`

@@ -28,6 +28,7 @@ func Default() Config {
 			DistributeTimeout: 10 * time.Minute,
 			DistributeWorkers: 4,
 			SweepInterval:     5 * time.Second,
+			HealRebuild:       true,
 			BuiltStaleAfter:   time.Minute,
 			ArtifactGCAfter:   7 * 24 * time.Hour,
 			AuditKept:         90 * 24 * time.Hour,

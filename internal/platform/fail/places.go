@@ -30,6 +30,10 @@ var places = []string{
 	"master.delete.after_commit",
 	"master.dispatch.after_call",
 	"master.gc.before_release",
+	"master.migrate.after_commit",
+	"master.migrate.after_move",
+	"master.migrate.after_row",
+	"master.redo.after_commit",
 	"master.resume.after_distribute",
 	"master.resume.after_host",
 	"master.resume.after_publish",
@@ -43,7 +47,10 @@ var places = []string{
 	"rootfs.layer",
 	"rootfs.pull",
 	"rootfs.spool",
+	"templatecenter.after_move",
 	"templatecenter.after_store",
+	"templatecenter.after_upload",
+	"templatecenter.before_move",
 	"templatecenter.before_store",
 }
 

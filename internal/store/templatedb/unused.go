@@ -20,16 +20,16 @@ func UnusedArtifacts(ctx context.Context, tx *store.Tx, before time.Time, limit 
 		ORDER BY changed_us, id LIMIT ?`, before.UnixMicro(), limitOf(limit))
 }
 
-// TouchArtifact puts an artifact that could not go on behind those that wait in
+// DeferArtifact puts an artifact that could not go on behind those that wait in
 // the same state. One that changed meanwhile is left as it is.
-func TouchArtifact(ctx context.Context, tx *store.Tx, a template.Artifact) error {
+func DeferArtifact(ctx context.Context, tx *store.Tx, a template.Artifact) error {
 	_, err := tx.Exec(ctx, `UPDATE artifact SET changed_us = ? WHERE id = ? AND state = ? AND version = ?`, tx.Now.UnixMicro(), string(a.ID), string(a.State), a.Version)
 	return err
 }
 
-// TouchDefinition puts a template that could not go on behind those that wait in
+// DeferDefinition puts a template that could not go on behind those that wait in
 // the same state. One that changed meanwhile is left as it is.
-func TouchDefinition(ctx context.Context, tx *store.Tx, d template.Definition) error {
+func DeferDefinition(ctx context.Context, tx *store.Tx, d template.Definition) error {
 	_, err := tx.Exec(ctx, `UPDATE definition SET changed_us = ? WHERE id = ? AND state = ? AND version = ?`, tx.Now.UnixMicro(), string(d.ID), string(d.State), d.Version)
 	return err
 }
@@ -58,9 +58,9 @@ func OrphanPlacements(ctx context.Context, tx *store.Tx, before time.Time, limit
 		AND NOT EXISTS (SELECT 1 FROM artifact a WHERE a.id = p.artifact_id) ORDER BY created_us, artifact_id, host_id LIMIT ?`, before.UnixMicro(), limitOf(limit))
 }
 
-// TouchPlacement puts a placement that could not be taken back behind those that
+// DeferPlacement puts a placement that could not be taken back behind those that
 // wait too.
-func TouchPlacement(ctx context.Context, tx *store.Tx, p template.Placement) error {
+func DeferPlacement(ctx context.Context, tx *store.Tx, p template.Placement) error {
 	_, err := tx.Exec(ctx, `UPDATE placement SET created_us = ? WHERE artifact_id = ? AND host_id = ?`, tx.Now.UnixMicro(), string(p.ArtifactID), []byte(p.HostID))
 	return err
 }
