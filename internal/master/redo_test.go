@@ -299,7 +299,7 @@ func (r *rig) everything() string {
 	var text strings.Builder
 	r.view(func(ctx context.Context, tx *store.Tx) error {
 		text.Reset()
-		list, err := templatedb.ListDefinitions(ctx, tx, 0)
+		list, err := templatedb.PageOfDefinitions(ctx, tx, templatedb.Filter{})
 		if err != nil {
 			return err
 		}
