@@ -145,7 +145,7 @@ func TestASweepCleansOnce(t *testing.T) {
 	r, hosts := ready(t, sqlite(t), 1, plenty)
 	h := hosts[0]
 	h.set(func(h *fakeHost) { h.removal = func() error { return fault.New(fault.DataDir, "disk") } })
-	refused(t, r.api.DeleteTemplate(t.Context(), "base"), fault.DataDir)
+	must(t, r.api.DeleteTemplate(t.Context(), "base")) // the host is named as one that is left
 	removes, lists := h.called("remove_artifact"), h.called("list")
 	eventually(t, "ten sweeps", func() bool { return h.called("list") >= lists+10 })
 	if removes, lists = h.called("remove_artifact")-removes, h.called("list")-lists; removes > lists+1 {
