@@ -21,6 +21,8 @@ const (
 	actTemplateCreate = "template.create"
 	actTemplateDelete = "template.delete"
 	actTemplateForce  = "template.force_delete"
+	actTemplateRedo   = "template.redo"
+	actTemplateMove   = "template.migrate"
 	actAliasSet       = "alias.set"
 	actAliasMove      = "alias.move"
 	actAliasClear     = "alias.clear"

@@ -138,8 +138,10 @@ func (m *Master) submitMigrate(ctx context.Context, req cubeapi.MigrateRequest) 
 			return err
 		}
 		enter(&j, template.PhaseMigrating, progressMoving, tx)
-		j, err = templatedb.MoveJob(ctx, tx, j, template.OnJobMoving)
-		return err
+		if j, err = templatedb.MoveJob(ctx, tx, j, template.OnJobMoving); err != nil {
+			return err
+		}
+		return audit(ctx, tx, actTemplateMove, string(d.ID), "job", string(j.ID), "artifact", string(a.ID))
 	})
 	if err != nil || j.ID != fresh {
 		return j, err

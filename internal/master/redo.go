@@ -330,7 +330,10 @@ func (m *Master) storeRedo(ctx context.Context, req cubeapi.RedoRequest, seen re
 		if j, err = r.job(req, fresh, private); err != nil {
 			return err
 		}
-		return m.beginRedo(ctx, tx, r, &j, private)
+		if err := m.beginRedo(ctx, tx, r, &j, private); err != nil {
+			return err
+		}
+		return audit(ctx, tx, actTemplateRedo, string(r.id()), "job", string(j.ID), "mode", string(redoMode(req)), "rebuild", r.rebuild)
 	})
 	if err != nil || j.ID != fresh {
 		m.forget(fresh)
