@@ -28,7 +28,11 @@ type app struct {
 	configFile, dataDir string
 	address, apiKey     string
 	output              string
+	wide                bool // a table of all columns
 }
+
+// wide marks a command that has a wider table, which -o wide asks for.
+const wide = "wide"
 
 func (a *app) root() *cobra.Command {
 	c := &cobra.Command{
@@ -37,6 +41,9 @@ func (a *app) root() *cobra.Command {
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			if v := os.Getenv("PADDOCK_OUTPUT"); v != "" && !c.Flags().Changed("output") {
 				a.output = v
+			}
+			if a.output == "wide" && c.Annotations[wide] != "" {
+				a.wide, a.output = true, "table"
 			}
 			if a.output != "table" && a.output != "json" && a.output != "yaml" {
 				return fault.New(fault.InvalidInput, "--output %q: must be table, json or yaml", a.output)
@@ -53,7 +60,7 @@ func (a *app) root() *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fault.Wrap(fault.InvalidInput, err, "command line") })
 	c.AddCommand(a.roleCommands()...)
-	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.imageCommand(), a.configCommand(), a.doctorCommand())
+	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.imageCommand(), a.auditCommand(), a.configCommand(), a.doctorCommand())
 	c.InitDefaultCompletionCmd()
 	codeRefusals(c)
 	return c

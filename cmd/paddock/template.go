@@ -22,40 +22,6 @@ const pollEvery = 150 * time.Millisecond
 
 func (a *app) templateCommand() *cobra.Command {
 	c := &cobra.Command{Use: "tpl", Aliases: []string{"template"}, Short: "Make and manage templates"}
-	list := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List templates", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
-		return a.with(func(api *cubeapi.Client) error {
-			all, err := api.Templates(c.Context())
-			if err != nil {
-				return err
-			}
-			return a.show(all, func(w io.Writer) {
-				fmt.Fprintln(w, "TEMPLATE_ID\tALIAS\tSTATUS\tCREATED_AT\tIMAGE_INFO")
-				for _, t := range all {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", t.TemplateID, t.Alias, t.Status, t.CreatedAt, t.ImageInfo)
-				}
-			})
-		})
-	}}
-	info := &cobra.Command{Use: "info TEMPLATE", Short: "Show one template and where it is ready", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
-		return a.with(func(api *cubeapi.Client) error {
-			t, err := api.Template(c.Context(), given[0])
-			if err != nil {
-				return err
-			}
-			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
-		})
-	}}
-	remove := &cobra.Command{Use: "delete TEMPLATE...", Short: "Delete templates", Args: args(1, -1), RunE: func(c *cobra.Command, given []string) error {
-		return a.with(func(api *cubeapi.Client) error {
-			return each(given, func(name string) error {
-				err := api.DeleteTemplate(c.Context(), name)
-				if err == nil {
-					fmt.Fprintln(a.stderr, "template deleted:", name)
-				}
-				return err
-			})
-		})
-	}}
 	alias := &cobra.Command{Use: "alias TEMPLATE [ALIAS]", Short: "Set, move or clear a template's alias", Args: args(1, 2), RunE: func(c *cobra.Command, given []string) error {
 		return a.with(func(api *cubeapi.Client) error {
 			t, err := api.SetAlias(c.Context(), given[0], strings.Join(given[1:], ""))
@@ -65,7 +31,8 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), list, info, a.receiptCommand(), remove, alias)
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.templateDeleteCommand(), a.gcCommand(), alias,
+		a.buildStateCommand("build-status", "Show a build in the form of E2B clients", false), a.buildStateCommand("build-watch", "Follow a build until it ends, in the form of E2B clients", true))
 	return c
 }
 
@@ -81,6 +48,9 @@ func printTemplate(w io.Writer, t cubeapi.Template) {
 	fmt.Fprintf(w, "template_id:\t%s\nalias:\t%s\nstatus:\t%s\nartifact_id:\t%s\nimage:\t%s\ncreated_at:\t%s\n", t.TemplateID, t.Alias, t.Status, t.ArtifactID, t.ImageInfo, t.CreatedAt)
 	if t.LastError != "" {
 		fmt.Fprintf(w, "error:\t%s\n", t.LastError)
+	}
+	for _, h := range t.PendingHosts {
+		fmt.Fprintf(w, "waits for:\t%s\n", h.NodeID)
 	}
 	if len(t.Replicas) > 0 {
 		fmt.Fprintln(w, "\nNODE_ID\tNODE_IP\tSTATUS\tPHASE\tERROR")

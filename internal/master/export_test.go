@@ -135,3 +135,9 @@ func (m *Master) Routes() []Route {
 func (m *Master) Document() ([]byte, error) {
 	return document(m.table(&url.URL{}, http.NotFoundHandler())).YAML()
 }
+
+// CollectEvery sets the pause between two looks for what nobody needs.
+func (m *Master) CollectEvery(d time.Duration) { m.pace.gc = d }
+
+// CollectedNow says that it was just looked for what nobody needs.
+func (m *Master) CollectedNow() { m.collected = time.Now() }

@@ -2,10 +2,12 @@ package master_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -68,6 +70,25 @@ type rig struct {
 	center *fakeCenter
 	api    *cubeapi.Client
 	m      *running
+	said   *spoken // what all masters of the rig logged
+}
+
+// spoken keeps a log.
+type spoken struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *spoken) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *spoken) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
 }
 
 // running is one process of a master, with connections of its own.
@@ -89,7 +110,7 @@ func sqlite(t *testing.T) string { return "sqlite:" + filepath.Join(t.TempDir(),
 // configuration.
 func newRig(t *testing.T, dsn string, change ...func(*config.Config)) *rig {
 	t.Helper()
-	r := &rig{t: t, dsn: dsn, front: newFace(t)}
+	r := &rig{t: t, dsn: dsn, front: newFace(t), said: &spoken{}}
 	r.center = newFakeCenter(t, r.front.URL)
 	c := config.Default()
 	c.Auth = config.Auth{APIKey: apiKey, CallbackToken: callbackToken, HostToken: hostToken}
@@ -129,7 +150,7 @@ func (r *rig) process(change ...func(*running)) *running {
 	r.t.Helper()
 	p := &running{db: r.open()}
 	var err error
-	p.Master, err = master.New(master.Deps{Config: r.cfg, Store: p.db, Log: slog.New(slog.NewTextHandler(testLog{r.t}, nil)), Metrics: prometheus.NewRegistry()})
+	p.Master, err = master.New(master.Deps{Config: r.cfg, Store: p.db, Log: slog.New(slog.NewTextHandler(io.MultiWriter(r.said, testLog{r.t}), &slog.HandlerOptions{Level: slog.LevelDebug})), Metrics: prometheus.NewRegistry()})
 	must(r.t, err)
 	p.Quicken()
 	for _, f := range change {

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -12,24 +13,30 @@ const FileVariable = "PADDOCK_CONFIG"
 // others are variables that begin like settings and are read elsewhere.
 var others = []string{FileVariable, "PADDOCK_ADDRESS", "PADDOCK_FAILPOINTS", "PADDOCK_OUTPUT"}
 
-// rename is an older spelling of a variable.
-type rename struct{ old, new string }
+// rename is an older spelling of a variable. When the two count in other units,
+// the old one's value is divided by per.
+type rename struct {
+	old, new string
+	per      int64
+}
 
 // legacy are older spellings: they work, are reported, and lose to the new
 // name (spec/template-center 5.3). Of two old names of one variable the first
 // in the table wins. Every CUBE_TEMPLATE_CENTER_X may besides be spelt
 // CUBE_TC_X; see renames.
 var legacy = []rename{
-	{"CUBE_TC_CALLBACK_TOKEN", "CUBE_TEMPLATE_CALLBACK_TOKEN"},
-	{"CUBE_TC_ADDR", "CUBE_TEMPLATE_CENTER_ADDR"},
-	{"CUBE_TEMPLATE_CENTER_MASTER_ENDPOINT", "CUBE_MASTER_ADDR"},
-	{"CUBE_MASTER_ENDPOINT", "CUBE_MASTER_ADDR"},
-	{"CUBE_TEMPLATE_CENTER_CONFIG_PATH", FileVariable},
-	{"CUBE_MASTER_CONFIG_PATH", FileVariable},
-	{"CUBEMASTER_ROOTFS_ARTIFACT_STORE_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR"},
-	{"CUBEMASTER_ROOTFS_ARTIFACT_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR"},
-	{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER"},
-	{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER"},
+	{old: "CUBE_TC_CALLBACK_TOKEN", new: "CUBE_TEMPLATE_CALLBACK_TOKEN"},
+	{old: "CUBE_TC_ADDR", new: "CUBE_TEMPLATE_CENTER_ADDR"},
+	{old: "CUBE_TEMPLATE_CENTER_MASTER_ENDPOINT", new: "CUBE_MASTER_ADDR"},
+	{old: "CUBE_MASTER_ENDPOINT", new: "CUBE_MASTER_ADDR"},
+	{old: "CUBE_TEMPLATE_CENTER_CONFIG_PATH", new: FileVariable},
+	{old: "CUBE_MASTER_CONFIG_PATH", new: FileVariable},
+	{old: "CUBEMASTER_ROOTFS_ARTIFACT_STORE_DIR", new: "CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR"},
+	{old: "CUBEMASTER_ROOTFS_ARTIFACT_DIR", new: "CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR"},
+	{old: "CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", new: "CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER"},
+	{old: "CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", new: "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER"},
+	{old: "CUBE_TEMPLATECENTER_LAYER_CACHE_DIR", new: "PADDOCK_LAYER_CACHE_DIR"},
+	{old: "CUBE_TEMPLATECENTER_LAYER_CACHE_QUOTA_BYTES", new: "PADDOCK_LAYER_CACHE_QUOTA_MIB", per: 1 << 20},
 }
 
 // idle are variables of the system whose names we keep that nothing here
@@ -44,6 +51,8 @@ var idle = map[string]string{
 	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_JOBS":               "there is one way to make images",
 	"CUBEMASTER_EXT4_OVERHEAD_PERCENT":                   "images are sized from their entries",
 	"CUBEMASTER_EXT4_FIXED_OVERHEAD_MIB":                 "images are sized from their entries",
+	"CUBE_TEMPLATE_CENTER_NODE_IP":                       "templatecenter.listen says where it listens",
+	"CUBE_SANDBOX_NODE_IP":                               "cubelet.host_ip and templatecenter.listen say it for each role",
 }
 
 // environment is what the process was given, seen through the old names.
@@ -73,7 +82,7 @@ func renames(fields []field) []rename {
 	all := slices.Clone(legacy)
 	for _, f := range fields {
 		if rest, ok := strings.CutPrefix(f.env, "CUBE_TEMPLATE_CENTER_"); ok {
-			if r := (rename{"CUBE_TC_" + rest, f.env}); !slices.Contains(all, r) {
+			if r := (rename{old: "CUBE_TC_" + rest, new: f.env}); !slices.Contains(all, r) {
 				all = append(all, r)
 			}
 		}
@@ -85,6 +94,14 @@ func (e *environment) rename(r rename) {
 	old, ok := e.vars[r.old]
 	if !ok {
 		return
+	}
+	if r.per > 0 {
+		n, err := strconv.ParseInt(old, 10, 64)
+		if err != nil || n < r.per {
+			e.notice("%s has no effect: %.40q is not at least %d; set %s", r.old, old, r.per, r.new)
+			return
+		}
+		old = strconv.FormatInt(n/r.per, 10)
 	}
 	switch now, both := e.vars[r.new]; {
 	case !both:
@@ -124,7 +141,7 @@ func (e *environment) reportUnread(fields []field) {
 }
 
 func ours(name string) bool {
-	return slices.ContainsFunc([]string{"PADDOCK_", "CUBE_TEMPLATE_", "CUBE_TC_", "CUBE_S3_"}, func(p string) bool { return strings.HasPrefix(name, p) })
+	return slices.ContainsFunc([]string{"PADDOCK_", "CUBE_TEMPLATE_", "CUBE_TEMPLATECENTER_", "CUBE_TC_", "CUBE_S3_", "CUBE_MASTER_", "CUBEMASTER_", "CUBE_ARTIFACT_"}, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 func (e *environment) notice(format string, args ...any) {
