@@ -29,6 +29,7 @@ func (m *Master) Quicken() {
 		deletingKept:   time.Second,
 		terminatedKept: time.Hour,
 		failedKept:     time.Hour,
+		spread:         100 * time.Millisecond,
 		step:           2 * time.Second,
 	}
 }

@@ -56,6 +56,7 @@ type Master struct {
 	center  *cubeapi.CenterClient
 	hosts   *dialer
 	fleet   *fleet
+	spread  spread
 	handler http.Handler
 	metrics metrics
 	board   Board // nil: only the rows tell
@@ -94,6 +95,7 @@ type pace struct {
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
 	terminatedKept time.Duration // rows of ended sandboxes
 	failedKept     time.Duration // failed jobs without a template, and messages that were given up
+	spread         time.Duration // a host waits so long for others to have an artifact
 	step           time.Duration // of a sweep
 }
 
@@ -113,6 +115,7 @@ func defaultPace(c config.Master) pace {
 		deletingKept:   time.Hour,
 		terminatedKept: 24 * time.Hour,
 		failedKept:     7 * 24 * time.Hour,
+		spread:         30 * time.Second,
 		step:           time.Minute,
 	}
 }
@@ -140,6 +143,7 @@ func New(d Deps) (*Master, error) {
 		cfg: d.Config, db: d.Store, log: d.Log, board: d.Board,
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
+		spread:      spread{runs: map[template.ArtifactID]*run{}},
 		fleet:       newFleet(d.Store, placer, s.StaleAfter),
 		pace:        defaultPace(d.Config.Master),
 		kick:        make(chan struct{}, 1),
@@ -212,6 +216,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 	mux.Handle("POST "+cubeapi.PathHostRegister, node(http.HandlerFunc(m.serveRegister)))
 	mux.Handle("POST "+cubeapi.PathHostStatus, node(http.HandlerFunc(m.serveStatus)))
 	mux.Handle("GET "+cubeapi.PathArtifactDownload, m.download(center))
+	mux.Handle("GET "+cubeapi.PathArtifactManifest, m.download(center))
 	// It needs no database: an outage there must not get this process killed.
 	mux.HandleFunc("GET "+cubeapi.PathMasterHealth, func(w http.ResponseWriter, r *http.Request) {
 		serve.WriteJSON(w, http.StatusOK, cubeapi.OK(requestID(r)))

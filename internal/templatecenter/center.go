@@ -184,6 +184,7 @@ func (c *Center) routes(reg *prometheus.Registry) http.Handler {
 	mux.Handle("POST "+cubeapi.PathTCArtifactDelete, token(http.HandlerFunc(c.serveDelete)))
 	mux.Handle("GET "+cubeapi.PathTCReceipt, token(http.HandlerFunc(c.serveReceipt)))
 	mux.HandleFunc("GET "+cubeapi.PathArtifactDownload, c.serveDownload) // HEAD too
+	mux.HandleFunc("GET "+cubeapi.PathArtifactManifest, c.serveManifest)
 	mux.HandleFunc("GET "+cubeapi.PathTCHealth, c.serveHealth)
 	mux.Handle("GET "+cubeapi.PathMetrics, telemetry.Handler(reg))
 	return serve.NewMiddleware("templatecenter", c.log, reg).Wrap(mux)
