@@ -19,6 +19,10 @@ const (
 	HeaderRequestID     = "X-Request-Id"
 )
 
+// QueryRedirect, with false, asks the download of an artifact for the bytes
+// themselves, not for where they are.
+const QueryRedirect = "redirect"
+
 // Paths of the master.
 const (
 	PathTemplate         = "/cube/template"
@@ -31,6 +35,7 @@ const (
 	PathMigrate          = "/cube/template/migrate"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
+	PathArtifactManifest = "/cube/template/artifact/manifest"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"
 	PathSandbox          = "/cube/sandbox"
 	PathSandboxList      = "/cube/sandbox/list"

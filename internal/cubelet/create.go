@@ -79,7 +79,7 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 	if free := c.room.Sub(used); !e.Resources.Fits(free) {
 		return nil, false, fault.New(fault.HostFull, "sandbox %s asks for %s; host %s has %s free of %s", e.ID, show(e.Resources), c.cfg.Cubelet.NodeID, show(free), show(c.room))
 	}
-	if _, err := os.Stat(c.images.path(e.ArtifactID)); err != nil {
+	if _, err := os.Stat(c.images.Path(e.ArtifactID)); err != nil {
 		return nil, false, fault.New(fault.ArtifactNotFound, "artifact %s on host %s", e.ArtifactID, c.cfg.Cubelet.NodeID)
 	}
 	if e.Network, err = c.nets.Reserve(e.ID); err != nil {
@@ -192,7 +192,7 @@ func (c *Cubelet) make(ctx context.Context, s *instance) error {
 		})
 	})
 	err := c.timed(s, "rootfs", func() (err error) {
-		s.box.RootFS, err = c.mounts.Acquire(s.entry.ArtifactID, c.images.path(s.entry.ArtifactID))
+		s.box.RootFS, err = c.mounts.Acquire(s.entry.ArtifactID, c.images.Path(s.entry.ArtifactID))
 		s.mounted = err == nil
 		return err
 	})

@@ -23,6 +23,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/cgroup"
+	"github.com/paddock-dev/paddock/internal/cubelet/images"
 	"github.com/paddock-dev/paddock/internal/cubelet/mount"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/cubelet/runsc"
@@ -72,7 +73,7 @@ type Cubelet struct {
 	cgroups *cgroup.Parent
 	nets    *network.Pool
 	journal journal
-	images  *images
+	images  *images.Store
 	room    host.Resources // allocatable
 	metrics metrics
 
@@ -99,7 +100,7 @@ func Open(ctx context.Context, d Deps) (*Cubelet, error) {
 		news:    make(chan struct{}, 1),
 		live:    map[string]*instance{},
 	}
-	c.images = newImages(filepath.Join(dir, "images"), &c.work)
+	c.images = images.New(images.Options{Dir: filepath.Join(dir, "images"), Log: d.Log, Token: d.Config.Auth.HostToken, RedirectTo: d.Config.Redirects()})
 	c.base, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	for _, sub := range []string{"mounts", "sandboxes", "images"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
@@ -195,6 +196,7 @@ func (c *Cubelet) close() error {
 	}
 	c.stop()
 	c.work.Wait()
+	c.images.Wait()
 	if len(c.all()) > 0 {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/paddock-dev/paddock/internal/cubelet/durable"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 	"github.com/paddock-dev/paddock/internal/host"
@@ -61,31 +62,7 @@ func (j journal) put(e entry) error {
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, journalFile), b)
-}
-
-// replace puts b at path whole or not at all, and durably.
-func replace(path string, b []byte) error {
-	f, err := os.Create(path + ".new")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return durable.Replace(filepath.Join(dir, journalFile), b)
 }
 
 // list returns every entry, and the names of directories without a whole one:

@@ -120,7 +120,7 @@ func (l *looker) groups() error {
 }
 
 func (l *looker) files() error {
-	for _, pattern := range []string{"sandboxes/*", "mounts/*", "images/*" + partSuffix} {
+	for _, pattern := range []string{"sandboxes/*", "mounts/*", "images/*.download"} {
 		names, err := filepath.Glob(filepath.Join(l.dir, pattern))
 		if err != nil {
 			return err

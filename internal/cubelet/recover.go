@@ -100,7 +100,7 @@ func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
 	if err := s.await(bounded); err != nil {
 		c.log.WarnContext(ctx, "a sandbox that runs does not answer yet", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 	}
-	if _, err := c.mounts.Acquire(e.ArtifactID, c.images.path(e.ArtifactID)); err != nil {
+	if _, err := c.mounts.Acquire(e.ArtifactID, c.images.Path(e.ArtifactID)); err != nil {
 		c.log.WarnContext(ctx, "the template of a running sandbox is gone", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 		return false
 	}
@@ -126,7 +126,7 @@ func (c *Cubelet) sweep(ctx context.Context) error {
 			errs = append(errs, c.cgroups.Group(id).Destroy(ctx))
 		}
 	}
-	errs = append(errs, c.nets.Sweep(nets), c.mounts.Sweep(), c.images.sweep())
+	errs = append(errs, c.nets.Sweep(nets), c.mounts.Sweep(), c.images.Sweep())
 	if err := errors.Join(errs...); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "leftovers of an earlier process")
 	}

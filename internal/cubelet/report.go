@@ -104,7 +104,7 @@ func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, register
 }
 
 func (c *Cubelet) status() (cubeapi.HostStatusRequest, error) {
-	artifacts, err := c.images.list()
+	artifacts, err := c.images.List()
 	if err != nil {
 		return cubeapi.HostStatusRequest{}, err
 	}

@@ -30,8 +30,13 @@ const chunk = 64 << 10
 
 // EnsureArtifact makes the host hold an artifact.
 func (s *Server) EnsureArtifact(ctx context.Context, r *hostpb.EnsureArtifactRequest) (*hostpb.EnsureArtifactResponse, error) {
-	n, err := s.c.images.ensure(ctx, r)
-	return &hostpb.EnsureArtifactResponse{FetchedBytes: n}, serve.GRPCError(err)
+	got, err := s.c.images.Ensure(ctx, r)
+	return &hostpb.EnsureArtifactResponse{FetchedBytes: got.Wire, PeerBytes: got.Peers, LocalBytes: got.Local}, serve.GRPCError(err)
+}
+
+// ReadArtifact streams a part of an artifact to another host.
+func (s *Server) ReadArtifact(r *hostpb.ReadArtifactRequest, stream hostpb.HostService_ReadArtifactServer) error {
+	return serve.GRPCError(s.c.images.Read(r, func(b []byte) error { return stream.Send(&hostpb.ReadArtifactResponse{Data: b}) }))
 }
 
 // RemoveArtifact removes an artifact that no sandbox uses.
@@ -47,7 +52,7 @@ func (c *Cubelet) removeArtifact(id string) error {
 			return fault.New(fault.TemplateInUse, "artifact %s: sandbox %s on host %s", id, s.entry.ID, c.cfg.Cubelet.NodeID)
 		}
 	}
-	return c.images.remove(id)
+	return c.images.Remove(id)
 }
 
 // CreateSandbox makes a sandbox and returns when it is usable.

@@ -232,10 +232,15 @@ type EnsureArtifactRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
 	// Where to fetch it; the token goes in header X-Cube-Artifact-Token.
-	Url           string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
-	Token         string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
-	Sha256        string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
-	SizeBytes     int64  `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	Url       string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
+	Token     string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
+	Sha256    string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	SizeBytes int64  `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Where its chunk manifest is, for the same token; empty: it is fetched whole.
+	ManifestUrl string `protobuf:"bytes,6,opt,name=manifest_url,json=manifestUrl,proto3" json:"manifest_url,omitempty"`
+	// Hosts that hold it, as host:port of their gRPC faces: chunks are taken from
+	// these first.
+	Peers         []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -305,10 +310,28 @@ func (x *EnsureArtifactRequest) GetSizeBytes() int64 {
 	return 0
 }
 
+func (x *EnsureArtifactRequest) GetManifestUrl() string {
+	if x != nil {
+		return x.ManifestUrl
+	}
+	return ""
+}
+
+func (x *EnsureArtifactRequest) GetPeers() []string {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
 type EnsureArtifactResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes that crossed the wire for this call; 0 when it was held already.
-	FetchedBytes  int64 `protobuf:"varint,1,opt,name=fetched_bytes,json=fetchedBytes,proto3" json:"fetched_bytes,omitempty"`
+	FetchedBytes int64 `protobuf:"varint,1,opt,name=fetched_bytes,json=fetchedBytes,proto3" json:"fetched_bytes,omitempty"`
+	// Those of them that came from peers.
+	PeerBytes int64 `protobuf:"varint,2,opt,name=peer_bytes,json=peerBytes,proto3" json:"peer_bytes,omitempty"`
+	// Bytes that were taken from artifacts that the host held.
+	LocalBytes    int64 `protobuf:"varint,3,opt,name=local_bytes,json=localBytes,proto3" json:"local_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -350,6 +373,141 @@ func (x *EnsureArtifactResponse) GetFetchedBytes() int64 {
 	return 0
 }
 
+func (x *EnsureArtifactResponse) GetPeerBytes() int64 {
+	if x != nil {
+		return x.PeerBytes
+	}
+	return 0
+}
+
+func (x *EnsureArtifactResponse) GetLocalBytes() int64 {
+	if x != nil {
+		return x.LocalBytes
+	}
+	return 0
+}
+
+type ReadArtifactRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
+	Token      string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// Which bytes are meant: an id may come to name others.
+	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	Offset        int64  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
+	SizeBytes     int64  `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadArtifactRequest) Reset() {
+	*x = ReadArtifactRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadArtifactRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadArtifactRequest) ProtoMessage() {}
+
+func (x *ReadArtifactRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadArtifactRequest.ProtoReflect.Descriptor instead.
+func (*ReadArtifactRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ReadArtifactRequest) GetArtifactId() string {
+	if x != nil {
+		return x.ArtifactId
+	}
+	return ""
+}
+
+func (x *ReadArtifactRequest) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *ReadArtifactRequest) GetSha256() string {
+	if x != nil {
+		return x.Sha256
+	}
+	return ""
+}
+
+func (x *ReadArtifactRequest) GetOffset() int64 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
+}
+
+func (x *ReadArtifactRequest) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+type ReadArtifactResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadArtifactResponse) Reset() {
+	*x = ReadArtifactResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadArtifactResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadArtifactResponse) ProtoMessage() {}
+
+func (x *ReadArtifactResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadArtifactResponse.ProtoReflect.Descriptor instead.
+func (*ReadArtifactResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ReadArtifactResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type RemoveArtifactRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId    string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
@@ -359,7 +517,7 @@ type RemoveArtifactRequest struct {
 
 func (x *RemoveArtifactRequest) Reset() {
 	*x = RemoveArtifactRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[4]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -371,7 +529,7 @@ func (x *RemoveArtifactRequest) String() string {
 func (*RemoveArtifactRequest) ProtoMessage() {}
 
 func (x *RemoveArtifactRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[4]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -384,7 +542,7 @@ func (x *RemoveArtifactRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveArtifactRequest.ProtoReflect.Descriptor instead.
 func (*RemoveArtifactRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{4}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RemoveArtifactRequest) GetArtifactId() string {
@@ -402,7 +560,7 @@ type RemoveArtifactResponse struct {
 
 func (x *RemoveArtifactResponse) Reset() {
 	*x = RemoveArtifactResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[5]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -414,7 +572,7 @@ func (x *RemoveArtifactResponse) String() string {
 func (*RemoveArtifactResponse) ProtoMessage() {}
 
 func (x *RemoveArtifactResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[5]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -427,7 +585,7 @@ func (x *RemoveArtifactResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveArtifactResponse.ProtoReflect.Descriptor instead.
 func (*RemoveArtifactResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{5}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{7}
 }
 
 type CreateSandboxRequest struct {
@@ -452,7 +610,7 @@ type CreateSandboxRequest struct {
 
 func (x *CreateSandboxRequest) Reset() {
 	*x = CreateSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[6]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +622,7 @@ func (x *CreateSandboxRequest) String() string {
 func (*CreateSandboxRequest) ProtoMessage() {}
 
 func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[6]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +635,7 @@ func (x *CreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*CreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{6}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateSandboxRequest) GetSandboxId() string {
@@ -573,7 +731,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[7]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -585,7 +743,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[7]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -598,7 +756,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{7}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -618,7 +776,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[8]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +788,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[8]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +801,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{8}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -670,7 +828,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -682,7 +840,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -695,7 +853,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -714,7 +872,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -726,7 +884,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -739,7 +897,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -758,7 +916,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +928,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +941,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -801,7 +959,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +971,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +984,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 type ListSandboxesResponse struct {
@@ -838,7 +996,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1008,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1021,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -892,7 +1050,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1062,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1075,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -998,7 +1156,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1168,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1181,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1113,7 +1271,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1125,7 +1283,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1138,7 +1296,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1198,7 +1356,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1368,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1381,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1306,7 +1464,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1476,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1489,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -1355,7 +1513,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1525,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1538,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -1424,7 +1582,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1594,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1607,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -1481,7 +1639,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1651,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1664,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 type ReadFileRequest struct {
@@ -1520,7 +1678,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1690,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1703,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1580,7 +1738,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1750,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1763,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1635,7 +1793,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1805,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1818,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -1715,7 +1873,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1885,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1898,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -1773,7 +1931,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1943,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1956,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -1824,7 +1982,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\tmem_bytes\x18\x02 \x01(\x03R\bmemBytes\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12\x14\n" +
-	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\x97\x01\n" +
+	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xd0\x01\n" +
 	"\x15EnsureArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\x12\x10\n" +
@@ -1832,9 +1990,25 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x05token\x18\x03 \x01(\tR\x05token\x12\x16\n" +
 	"\x06sha256\x18\x04 \x01(\tR\x06sha256\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\"=\n" +
+	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12!\n" +
+	"\fmanifest_url\x18\x06 \x01(\tR\vmanifestUrl\x12\x14\n" +
+	"\x05peers\x18\a \x03(\tR\x05peers\"}\n" +
 	"\x16EnsureArtifactResponse\x12#\n" +
-	"\rfetched_bytes\x18\x01 \x01(\x03R\ffetchedBytes\"8\n" +
+	"\rfetched_bytes\x18\x01 \x01(\x03R\ffetchedBytes\x12\x1d\n" +
+	"\n" +
+	"peer_bytes\x18\x02 \x01(\x03R\tpeerBytes\x12\x1f\n" +
+	"\vlocal_bytes\x18\x03 \x01(\x03R\n" +
+	"localBytes\"\x9b\x01\n" +
+	"\x13ReadArtifactRequest\x12\x1f\n" +
+	"\vartifact_id\x18\x01 \x01(\tR\n" +
+	"artifactId\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\tR\x05token\x12\x16\n" +
+	"\x06sha256\x18\x03 \x01(\tR\x06sha256\x12\x16\n" +
+	"\x06offset\x18\x04 \x01(\x03R\x06offset\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\"*\n" +
+	"\x14ReadArtifactResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"8\n" +
 	"\x15RemoveArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\"\x18\n" +
@@ -1960,9 +2134,10 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_PAUSED\x10\x03\x12\x1a\n" +
 	"\x16SANDBOX_STATE_STOPPING\x10\x04\x12\x18\n" +
-	"\x14SANDBOX_STATE_EXITED\x10\x052\x87\a\n" +
+	"\x14SANDBOX_STATE_EXITED\x10\x052\xe6\a\n" +
 	"\vHostService\x12a\n" +
-	"\x0eEnsureArtifact\x12&.paddock.host.v1.EnsureArtifactRequest\x1a'.paddock.host.v1.EnsureArtifactResponse\x12a\n" +
+	"\x0eEnsureArtifact\x12&.paddock.host.v1.EnsureArtifactRequest\x1a'.paddock.host.v1.EnsureArtifactResponse\x12]\n" +
+	"\fReadArtifact\x12$.paddock.host.v1.ReadArtifactRequest\x1a%.paddock.host.v1.ReadArtifactResponse0\x01\x12a\n" +
 	"\x0eRemoveArtifact\x12&.paddock.host.v1.RemoveArtifactRequest\x1a'.paddock.host.v1.RemoveArtifactResponse\x12^\n" +
 	"\rCreateSandbox\x12%.paddock.host.v1.CreateSandboxRequest\x1a&.paddock.host.v1.CreateSandboxResponse\x12^\n" +
 	"\rDeleteSandbox\x12%.paddock.host.v1.DeleteSandboxRequest\x1a&.paddock.host.v1.DeleteSandboxResponse\x12U\n" +
@@ -1987,80 +2162,84 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
 	(*Resources)(nil),              // 2: paddock.host.v1.Resources
 	(*EnsureArtifactRequest)(nil),  // 3: paddock.host.v1.EnsureArtifactRequest
 	(*EnsureArtifactResponse)(nil), // 4: paddock.host.v1.EnsureArtifactResponse
-	(*RemoveArtifactRequest)(nil),  // 5: paddock.host.v1.RemoveArtifactRequest
-	(*RemoveArtifactResponse)(nil), // 6: paddock.host.v1.RemoveArtifactResponse
-	(*CreateSandboxRequest)(nil),   // 7: paddock.host.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),  // 8: paddock.host.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 9: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 10: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 11: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 12: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 13: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 14: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 15: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 16: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 17: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 18: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 19: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 20: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 21: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 22: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 23: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 24: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 25: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 26: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 27: paddock.host.v1.WriteFileResponse
-	nil,                            // 28: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 29: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 30: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 31: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 32: google.protobuf.Timestamp
+	(*ReadArtifactRequest)(nil),    // 5: paddock.host.v1.ReadArtifactRequest
+	(*ReadArtifactResponse)(nil),   // 6: paddock.host.v1.ReadArtifactResponse
+	(*RemoveArtifactRequest)(nil),  // 7: paddock.host.v1.RemoveArtifactRequest
+	(*RemoveArtifactResponse)(nil), // 8: paddock.host.v1.RemoveArtifactResponse
+	(*CreateSandboxRequest)(nil),   // 9: paddock.host.v1.CreateSandboxRequest
+	(*CreateSandboxResponse)(nil),  // 10: paddock.host.v1.CreateSandboxResponse
+	(*DeleteSandboxRequest)(nil),   // 11: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),  // 12: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),      // 13: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 14: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 15: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 16: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                // 17: paddock.host.v1.Sandbox
+	(*ExecRequest)(nil),            // 18: paddock.host.v1.ExecRequest
+	(*ExecStart)(nil),              // 19: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),           // 20: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),            // 21: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),             // 22: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),          // 23: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 24: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 25: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 26: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 27: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 28: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 29: paddock.host.v1.WriteFileResponse
+	nil,                            // 30: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 31: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 32: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 33: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 34: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	28, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	29, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	15, // 3: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	15, // 4: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	15, // 5: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	30, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	31, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	17, // 3: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	17, // 4: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	17, // 5: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
 	0,  // 6: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
 	2,  // 7: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	32, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	30, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	17, // 10: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	31, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	19, // 12: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	20, // 13: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	26, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	34, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	32, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	19, // 10: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	33, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	21, // 12: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	22, // 13: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	28, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
 	3,  // 15: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 16: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	7,  // 17: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	9,  // 18: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	11, // 19: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	13, // 20: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	16, // 21: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	21, // 22: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	23, // 23: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	25, // 24: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 25: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 26: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	8,  // 27: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	10, // 28: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	12, // 29: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	14, // 30: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	18, // 31: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	22, // 32: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	24, // 33: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	27, // 34: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	25, // [25:35] is the sub-list for method output_type
-	15, // [15:25] is the sub-list for method input_type
+	5,  // 16: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 17: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 18: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	11, // 19: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	13, // 20: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	15, // 21: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	18, // 22: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	23, // 23: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	25, // 24: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	27, // 25: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 26: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 27: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 28: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	10, // 29: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	12, // 30: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	14, // 31: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	16, // 32: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	20, // 33: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	24, // 34: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	26, // 35: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	29, // 36: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	26, // [26:37] is the sub-list for method output_type
+	15, // [15:26] is the sub-list for method input_type
 	15, // [15:15] is the sub-list for extension type_name
 	15, // [15:15] is the sub-list for extension extendee
 	0,  // [0:15] is the sub-list for field type_name
@@ -2071,19 +2250,19 @@ func file_paddock_host_v1_host_proto_init() {
 	if File_paddock_host_v1_host_proto != nil {
 		return
 	}
-	file_paddock_host_v1_host_proto_msgTypes[15].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[17].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[17].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[19].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[24].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[26].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -2093,7 +2272,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

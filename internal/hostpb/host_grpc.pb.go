@@ -22,6 +22,7 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	HostService_EnsureArtifact_FullMethodName = "/paddock.host.v1.HostService/EnsureArtifact"
+	HostService_ReadArtifact_FullMethodName   = "/paddock.host.v1.HostService/ReadArtifact"
 	HostService_RemoveArtifact_FullMethodName = "/paddock.host.v1.HostService/RemoveArtifact"
 	HostService_CreateSandbox_FullMethodName  = "/paddock.host.v1.HostService/CreateSandbox"
 	HostService_DeleteSandbox_FullMethodName  = "/paddock.host.v1.HostService/DeleteSandbox"
@@ -45,6 +46,9 @@ type HostServiceClient interface {
 	// idempotent: a host that holds it answers at once. It returns when the bytes
 	// are in place.
 	EnsureArtifact(ctx context.Context, in *EnsureArtifactRequest, opts ...grpc.CallOption) (*EnsureArtifactResponse, error)
+	// ReadArtifact streams a part of an artifact to another host, which shows the
+	// artifact's token as well as the host token.
+	ReadArtifact(ctx context.Context, in *ReadArtifactRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadArtifactResponse], error)
 	// RemoveArtifact removes an artifact. Absent is success; in use by a sandbox
 	// is FAILED_PRECONDITION.
 	RemoveArtifact(ctx context.Context, in *RemoveArtifactRequest, opts ...grpc.CallOption) (*RemoveArtifactResponse, error)
@@ -91,6 +95,25 @@ func (c *hostServiceClient) EnsureArtifact(ctx context.Context, in *EnsureArtifa
 	}
 	return out, nil
 }
+
+func (c *hostServiceClient) ReadArtifact(ctx context.Context, in *ReadArtifactRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadArtifactResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[0], HostService_ReadArtifact_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReadArtifactRequest, ReadArtifactResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ReadArtifactClient = grpc.ServerStreamingClient[ReadArtifactResponse]
 
 func (c *hostServiceClient) RemoveArtifact(ctx context.Context, in *RemoveArtifactRequest, opts ...grpc.CallOption) (*RemoveArtifactResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -144,7 +167,7 @@ func (c *hostServiceClient) ListSandboxes(ctx context.Context, in *ListSandboxes
 
 func (c *hostServiceClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[0], HostService_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[1], HostService_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -167,7 +190,7 @@ func (c *hostServiceClient) Signal(ctx context.Context, in *SignalRequest, opts 
 
 func (c *hostServiceClient) ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[1], HostService_ReadFile_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[2], HostService_ReadFile_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +209,7 @@ type HostService_ReadFileClient = grpc.ServerStreamingClient[ReadFileResponse]
 
 func (c *hostServiceClient) WriteFile(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[WriteFileRequest, WriteFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[2], HostService_WriteFile_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[3], HostService_WriteFile_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -209,6 +232,9 @@ type HostServiceServer interface {
 	// idempotent: a host that holds it answers at once. It returns when the bytes
 	// are in place.
 	EnsureArtifact(context.Context, *EnsureArtifactRequest) (*EnsureArtifactResponse, error)
+	// ReadArtifact streams a part of an artifact to another host, which shows the
+	// artifact's token as well as the host token.
+	ReadArtifact(*ReadArtifactRequest, grpc.ServerStreamingServer[ReadArtifactResponse]) error
 	// RemoveArtifact removes an artifact. Absent is success; in use by a sandbox
 	// is FAILED_PRECONDITION.
 	RemoveArtifact(context.Context, *RemoveArtifactRequest) (*RemoveArtifactResponse, error)
@@ -248,6 +274,9 @@ type UnimplementedHostServiceServer struct{}
 
 func (UnimplementedHostServiceServer) EnsureArtifact(context.Context, *EnsureArtifactRequest) (*EnsureArtifactResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method EnsureArtifact not implemented")
+}
+func (UnimplementedHostServiceServer) ReadArtifact(*ReadArtifactRequest, grpc.ServerStreamingServer[ReadArtifactResponse]) error {
+	return status.Error(codes.Unimplemented, "method ReadArtifact not implemented")
 }
 func (UnimplementedHostServiceServer) RemoveArtifact(context.Context, *RemoveArtifactRequest) (*RemoveArtifactResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RemoveArtifact not implemented")
@@ -314,6 +343,17 @@ func _HostService_EnsureArtifact_Handler(srv interface{}, ctx context.Context, d
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _HostService_ReadArtifact_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReadArtifactRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostServiceServer).ReadArtifact(m, &grpc.GenericServerStream[ReadArtifactRequest, ReadArtifactResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ReadArtifactServer = grpc.ServerStreamingServer[ReadArtifactResponse]
 
 func _HostService_RemoveArtifact_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RemoveArtifactRequest)
@@ -485,6 +525,11 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "ReadArtifact",
+			Handler:       _HostService_ReadArtifact_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Exec",
 			Handler:       _HostService_Exec_Handler,

@@ -34,6 +34,7 @@ func (m *Master) Quicken() {
 		deleteWait:     3 * time.Second,
 		terminatedKept: time.Hour,
 		failedKept:     time.Hour,
+		spread:         100 * time.Millisecond,
 		step:           2 * time.Second,
 		repair:         time.Hour, // see Repair
 		repairFirst:    20 * time.Millisecond,

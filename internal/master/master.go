@@ -50,6 +50,7 @@ type Master struct {
 	center  *cubeapi.CenterClient
 	hosts   *dialer
 	fleet   *fleet
+	spread  spread
 	handler http.Handler
 	metrics metrics
 	board   Board // nil: only the rows tell
@@ -92,6 +93,7 @@ type pace struct {
 	deleteWait     time.Duration // how long a delete waits for its hosts before it answers
 	terminatedKept time.Duration // rows of ended sandboxes
 	failedKept     time.Duration // failed jobs without a template, and messages that were given up
+	spread         time.Duration // a host waits so long for others to have an artifact
 	step           time.Duration // of a sweep
 	repair         time.Duration // between two rounds of repair
 	repairFirst    time.Duration // a host that failed is tried again after so long, then ever later
@@ -120,6 +122,7 @@ func defaultPace(c config.Master) pace {
 		deleteWait:     5 * time.Second,
 		terminatedKept: 24 * time.Hour,
 		failedKept:     7 * 24 * time.Hour,
+		spread:         30 * time.Second,
 		step:           time.Minute,
 		repair:         15 * time.Second,
 		repairFirst:    30 * time.Second,
@@ -153,6 +156,7 @@ func New(d Deps) (*Master, error) {
 		cfg: d.Config, db: d.Store, log: d.Log, board: d.Board,
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
+		spread:      spread{runs: map[template.ArtifactID]*run{}},
 		fleet:       newFleet(d.Store, placer, s.StaleAfter),
 		pace:        defaultPace(d.Config.Master),
 		kick:        make(chan struct{}, 1),

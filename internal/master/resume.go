@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
-	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
@@ -312,17 +310,7 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 	if err := m.setReplica(ctx, j, f.ID, template.OnReplicaRetried, nil); err != nil {
 		return err
 	}
-	client, err := m.hosts.to(f)
-	if err == nil {
-		bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.DistributeTimeout)
-		_, err = client.EnsureArtifact(bounded, &hostpb.EnsureArtifactRequest{
-			ArtifactId: string(a.ID), Token: a.Token, Sha256: a.SHA256, SizeBytes: a.SizeBytes,
-			// From the configuration, never from a request's Host header.
-			Url: m.cfg.Master.DownloadBaseURL + cubeapi.PathArtifactDownload + "?artifact_id=" + url.QueryEscape(string(a.ID)),
-		})
-		cancel()
-		err = hostFault(ctx, err, f.ID)
-	}
+	err := m.ensureOn(ctx, a, f)
 	if err := m.step("master.resume.after_host"); err != nil {
 		return err
 	}

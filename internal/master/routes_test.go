@@ -28,6 +28,7 @@ var contract = []string{
 	"GET /cube/sandbox/list apiKey",
 	"GET /cube/template apiKey",
 	"GET /cube/template/artifact/download artifactToken proxied",
+	"GET /cube/template/artifact/manifest artifactToken proxied",
 	"GET /cube/template/build/{build_id}/status apiKey",
 	"GET /cube/template/from-image apiKey",
 	"GET /cube/template/migrate apiKey",

@@ -26,9 +26,19 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		serve.WriteError(w, r, err)
 		return
 	}
-	if _, err := c.bytes(); err != nil {
+	keep, err := c.bytes()
+	if err != nil {
 		serve.WriteError(w, r, err)
 		return
+	}
+	if s, ok := keep.(linker); ok && c.cfg.ArtifactStore.S3.Presign && r.Method == http.MethodGet && r.URL.Query().Get(cubeapi.QueryRedirect) != "false" {
+		// Bytes that were not moved there yet are in the directory of before.
+		if err := c.lead(w, r, s, a); err == nil || c.legacy == nil || !errors.Is(err, fault.ArtifactNotFound) {
+			if err != nil {
+				serve.WriteError(w, r, err)
+			}
+			return
+		}
 	}
 	data, info, err := c.openBytes(r.Context(), objectKey(a.ID))
 	if err != nil {
@@ -36,13 +46,12 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer data.Close()
-	if info.Size != a.SizeBytes {
-		serve.WriteError(w, r, fault.New(fault.ArtifactCorrupt, "artifact %s has %d bytes, its row says %d", a.ID, info.Size, a.SizeBytes))
+	if err := sameSize(a, info); err != nil {
+		serve.WriteError(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	w.Header().Set("ETag", `"`+a.SHA256+`"`)
-	w.Header().Set(cubeapi.HeaderArtifactID, string(a.ID))
+	named(w.Header(), a)
 	http.ServeContent(&counted{w, c}, r, "", info.Modified, data)
 }
 

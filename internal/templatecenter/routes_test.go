@@ -23,6 +23,7 @@ import (
 // A change here is a change of the contract.
 var contract = map[string]string{
 	"GET /cube/template/artifact/download": "artifactToken",
+	"GET /cube/template/artifact/manifest": "artifactToken",
 	"GET /health":                          "",
 	"GET /metrics":                         "",
 	"GET /openapi.yaml":                    "",

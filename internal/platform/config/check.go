@@ -73,6 +73,7 @@ func (c *Config) checkStore(k *checker) {
 	} {
 		k.require(f.value != "", "artifact_store.s3."+f.key, "unset", "must be set when artifact_store.backend is s3")
 	}
+	k.require(s.PresignFor >= time.Second && s.PresignFor <= 7*24*time.Hour, "artifact_store.s3.presign_for", short(s.PresignFor), "must be 1s to 168h")
 	k.require(s.Bucket == "" || bucketForm.MatchString(s.Bucket), "artifact_store.s3.bucket", s.Bucket, "must be a bucket name: 3-63 of a-z, 0-9, '.' and '-'")
 }
 
@@ -158,6 +159,10 @@ func (c *Config) checkCubelet(k *checker) {
 	k.require(err == nil && p.Addr().Is4() && p.Bits() >= 16 && p.Bits() <= 24 && p == p.Masked(), "cubelet.subnet", l.Subnet, "must be an IPv4 network of /16 to /24, such as 10.231.0.0/16")
 	k.require(l.InstanceType != "", "cubelet.instance_type", "unset", "must be a word, such as cubebox")
 	k.path("cubelet.runsc", l.Runsc)
+	for _, at := range l.RedirectTo {
+		_, port, err := net.SplitHostPort(at)
+		k.require(err == nil && port != "", "cubelet.redirect_to", at, "must be host:port")
+	}
 	k.within("cubelet.cpu_overcommit", l.CPUOvercommit, 1, 20)
 	k.within("cubelet.mem_overcommit", l.MemOvercommit, 1, 3)
 	k.between("cubelet.max_sandboxes", l.MaxSandboxes, 1, 10_000)

@@ -65,14 +65,16 @@ type ArtifactStore struct {
 
 // S3 names a bucket.
 type S3 struct {
-	Endpoint  string `yaml:"endpoint" env:"CUBE_S3_ENDPOINT" doc:"host:port or URL of the object store"`
-	Bucket    string `yaml:"bucket" env:"CUBE_S3_BUCKET" doc:"bucket of artifacts"`
-	AccessKey Secret `yaml:"access_key" env:"CUBE_S3_ACCESS_KEY" doc:"access key"`
-	SecretKey Secret `yaml:"secret_key" env:"CUBE_S3_SECRET_KEY" doc:"secret key"`
-	Region    string `yaml:"region" env:"CUBE_S3_REGION" doc:"region"`
-	PathStyle bool   `yaml:"use_path_style" env:"CUBE_S3_USE_PATH_STYLE" doc:"address buckets by path"`
-	UseSSL    bool   `yaml:"use_ssl" env:"CUBE_S3_USE_SSL" doc:"speak TLS to the object store"`
-	Prefix    string `yaml:"artifact_prefix" env:"CUBE_S3_ARTIFACT_PREFIX" doc:"prefix of every object key"`
+	Endpoint   string        `yaml:"endpoint" env:"CUBE_S3_ENDPOINT" doc:"host:port or URL of the object store"`
+	Bucket     string        `yaml:"bucket" env:"CUBE_S3_BUCKET" doc:"bucket of artifacts"`
+	AccessKey  Secret        `yaml:"access_key" env:"CUBE_S3_ACCESS_KEY" doc:"access key"`
+	SecretKey  Secret        `yaml:"secret_key" env:"CUBE_S3_SECRET_KEY" doc:"secret key"`
+	Region     string        `yaml:"region" env:"CUBE_S3_REGION" doc:"region"`
+	PathStyle  bool          `yaml:"use_path_style" env:"CUBE_S3_USE_PATH_STYLE" doc:"address buckets by path"`
+	UseSSL     bool          `yaml:"use_ssl" env:"CUBE_S3_USE_SSL" doc:"speak TLS to the object store"`
+	Presign    bool          `yaml:"presign" env:"CUBE_S3_PRESIGN" doc:"downloads are answered with a link to the object store; false: the template centre sends the bytes itself"`
+	PresignFor time.Duration `yaml:"presign_for" env:"CUBE_S3_PRESIGN_FOR" doc:"life of such a link, at most 168h; it is made for each request and kept nowhere"`
+	Prefix     string        `yaml:"artifact_prefix" env:"CUBE_S3_ARTIFACT_PREFIX" doc:"prefix of every object key"`
 }
 
 // Master is the control plane.
@@ -155,5 +157,6 @@ type Cubelet struct {
 	MaxSandboxes      int           `yaml:"max_sandboxes" env:"PADDOCK_MAX_SANDBOXES" doc:"sandboxes at once"`
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" env:"PADDOCK_HEARTBEAT_INTERVAL" doc:"pause between two status reports"`
 	StartTimeout      time.Duration `yaml:"start_timeout" env:"PADDOCK_START_TIMEOUT" doc:"bound on a sandbox's start until its guest answers"`
+	RedirectTo        []string      `yaml:"redirect_to" env:"PADDOCK_REDIRECT_TO" doc:"host:port of object stores on private addresses to which a download may be led; that of artifact_store.s3.endpoint is one of them"`
 	OnStop            string        `yaml:"on_stop" env:"PADDOCK_ON_STOP" doc:"keep: sandboxes go on when the cubelet stops; kill: they end with it"`
 }

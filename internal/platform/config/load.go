@@ -19,7 +19,7 @@ func Default() Config {
 		Database:  Database{AutoMigrate: true},
 		ArtifactStore: ArtifactStore{
 			Backend: "dir",
-			S3:      S3{Region: "us-east-1", PathStyle: true},
+			S3:      S3{Region: "us-east-1", PathStyle: true, Presign: true, PresignFor: 15 * time.Minute},
 		},
 		Master: Master{
 			Listen:            "127.0.0.1:8089",

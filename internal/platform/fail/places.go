@@ -14,6 +14,7 @@ var places = []string{
 	"blobcache.synced",
 	"blobcache.write",
 	"blobcache.written",
+	"cubelet.artifact.chunk",
 	"cubelet.artifact.verified",
 	"cubelet.create.confirm",
 	"cubelet.create.init",

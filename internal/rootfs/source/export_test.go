@@ -3,7 +3,10 @@ package source
 import (
 	"context"
 	"net/netip"
+
 	"time"
+
+	netaddress "github.com/paddock-dev/paddock/internal/platform/address"
 )
 
 // Hurry makes waiting short until the returned function is called: between
@@ -63,4 +66,4 @@ func Dial(ctx context.Context, registry, proxy, address string) error {
 }
 
 // IsPrivate tells whether an address is not of the world.
-func IsPrivate(ip netip.Addr) bool { return isPrivate(ip) }
+func IsPrivate(ip netip.Addr) bool { return netaddress.Private(ip) }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
+	netaddress "github.com/paddock-dev/paddock/internal/platform/address"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 )
 
@@ -70,7 +71,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	// Behind a proxy nothing is dialled here, but an address can still be told.
-	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil && isPrivate(ip) && !g.allows(r.URL.Host) {
+	if ip, err := netip.ParseAddr(r.URL.Hostname()); err == nil && netaddress.Private(ip) && !g.allows(r.URL.Host) {
 		return nil, refused(r.URL.Host, ip)
 	}
 	if r.URL.Scheme != "https" && !config.InsecureRegistry(g.listed, r.URL.Host) {
@@ -111,7 +112,7 @@ func (g *guard) dial(ctx context.Context, network, address string) (net.Conn, er
 // check is asked with each address before it is dialled.
 func (g *guard) check(address, dialled string) error {
 	to, err := netip.ParseAddrPort(dialled)
-	if err != nil || isPrivate(to.Addr()) && to.Addr().Unmap().String() != g.own {
+	if err != nil || netaddress.Private(to.Addr()) && to.Addr().Unmap().String() != g.own {
 		return refused(address, to.Addr())
 	}
 	return nil
@@ -141,35 +142,6 @@ func hostOf(address string) string {
 		host = address
 	}
 	return strings.Trim(host, "[]")
-}
-
-// reserved are networks that are not the world's but that net/netip does not
-// count as private: of this host, of carriers, of tests, of the future, and
-// those that hide an address of another kind.
-var reserved = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),
-	netip.MustParsePrefix("100.64.0.0/10"),
-	netip.MustParsePrefix("192.0.0.0/24"),
-	netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("240.0.0.0/4"),
-	netip.MustParsePrefix("::/96"),
-	netip.MustParsePrefix("64:ff9b::/96"),
-	netip.MustParsePrefix("64:ff9b:1::/48"),
-	netip.MustParsePrefix("2002::/16"),
-	netip.MustParsePrefix("fec0::/10"),
-}
-
-func isPrivate(ip netip.Addr) bool {
-	ip = ip.Unmap().WithZone("")
-	if !ip.IsGlobalUnicast() || ip.IsPrivate() {
-		return true
-	}
-	for _, p := range reserved {
-		if p.Contains(ip) {
-			return true
-		}
-	}
-	return false
 }
 
 // The client library refuses every token server that is named by a private
