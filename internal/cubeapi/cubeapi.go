@@ -25,6 +25,8 @@ const (
 	PathAlias            = "/cube/template/{template_id}/alias"
 	PathReceipt          = "/cube/template/{template_id}/receipt"
 	PathFromImage        = "/cube/template/from-image"
+	PathJobCancel        = "/cube/template/jobs/{job_id}/cancel"
+	PathJobLogs          = "/cube/template/jobs/{job_id}/logs"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"

@@ -186,6 +186,8 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 	for pattern, h := range map[string]http.HandlerFunc{
 		"POST " + cubeapi.PathFromImage:       m.serveFromImage,
 		"GET " + cubeapi.PathFromImage:        m.serveJob,
+		"POST " + cubeapi.PathJobCancel:       m.serveCancel,
+		"GET " + cubeapi.PathJobLogs:          m.serveLogs,
 		"GET " + cubeapi.PathBuildStatus:      m.serveBuildStatus,
 		"GET " + cubeapi.PathTemplate:         m.serveTemplates,
 		"DELETE " + cubeapi.PathTemplate:      m.serveTemplateDelete,

@@ -91,14 +91,20 @@ func (m *Master) resume(ctx context.Context, id template.JobID) error {
 	if err := m.step("master.resume.after_targets"); err != nil {
 		return err
 	}
-	stop := m.keepAlive(ctx, id)
-	failures := m.distribute(ctx, j, a, targets)
+	active, done := m.whileActive(ctx, id)
+	stop := m.keepAlive(active, id)
+	failures := m.distribute(active, j, a, targets)
 	stop()
+	cancelled := active.Err() != nil
+	done()
 	if err := m.step("master.resume.after_distribute"); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return ctx.Err() // the master ends: what it broke off is no failure of the hosts
+	}
+	if cancelled {
+		return nil // whoever ended the job wrote its outcome
 	}
 	if len(failures) == len(targets) {
 		return m.giveUp(ctx, j, len(failures), fmt.Errorf("none of %d hosts took the template: %w", len(targets), errors.Join(failures...)))
@@ -146,8 +152,10 @@ func (m *Master) targets(ctx context.Context, j *template.Job) (list []host.Fact
 		}
 		enter(&now, template.PhaseDistributing, progressDistributing, tx)
 		now.Expected = len(list)
-		*j, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed)
-		return err
+		if *j, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed); err != nil {
+			return err
+		}
+		return say(ctx, tx, id, "distributing artifact %s, %d bytes, to %d hosts", a.ID, a.SizeBytes, len(list))
 	})
 	return list, a, err
 }
@@ -182,7 +190,7 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (stop func())
 	return every(ctx, m.pace.beat, func(ctx context.Context) {
 		err := m.update(ctx, func(tx *store.Tx) error {
 			j, err := templatedb.GetJob(ctx, tx, id)
-			if err == nil {
+			if err == nil && j.State.Active() {
 				_, err = templatedb.TouchJob(ctx, tx, j)
 			}
 			return err
@@ -246,6 +254,9 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 
 func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on template.ReplicaEvent, why error) error {
 	return m.update(ctx, func(tx *store.Tx) error {
+		if over, err := ended(ctx, tx, j.ID); err != nil || over {
+			return errors.Join(err, lateReplica(ctx, tx, j, h, on))
+		}
 		p, found, err := templatedb.GetReplica(ctx, tx, j.TemplateID, h)
 		if err == nil && !found {
 			p, err = templatedb.AddReplica(ctx, tx, template.Replica{TemplateID: j.TemplateID, HostID: h, ArtifactID: j.ArtifactID, JobID: j.ID})
@@ -259,11 +270,18 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 		if p.ArtifactID, p.JobID, p.Error = j.ArtifactID, j.ID, ""; why != nil {
 			p.Error = clip(why.Error())
 		}
+		began := p.ChangedAt
 		if _, err = templatedb.MoveReplica(ctx, tx, p, on); err != nil {
 			return err
 		}
-		if on == template.OnReplicaHeld {
-			return templatedb.PutPlacement(ctx, tx, j.ArtifactID, h)
+		switch on {
+		case template.OnReplicaHeld:
+			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {
+				return err
+			}
+			return say(ctx, tx, j.ID, "host %s is ready, after %s", h, short(tx.Now.Sub(began)))
+		case template.OnReplicaFailed:
+			return say(ctx, tx, j.ID, "host %s failed, after %s: %s", h, short(tx.Now.Sub(began)), p.Error)
 		}
 		return nil
 	})
@@ -306,8 +324,10 @@ func (m *Master) publish(ctx context.Context, id template.JobID, targets []host.
 		enter(&j, template.PhaseRegistering, progressRegistering, tx)
 		enter(&j, template.PhaseReady, 100, tx)
 		j.Expected, j.Ready, j.Failed = len(targets), len(targets)-len(failures), len(failures)
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone)
-		return err
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone); err != nil {
+			return err
+		}
+		return logDone(ctx, tx, j)
 	})
 }
 
@@ -343,6 +363,9 @@ func (m *Master) giveUp(ctx context.Context, j template.Job, failed int, why err
 		}
 		now.Error, now.ErrorCode, now.Failed = clip(why.Error()), fault.Of(why).Name, failed
 		if _, err := templatedb.MoveJob(ctx, tx, now, template.OnJobFailed); err != nil {
+			return err
+		}
+		if err := say(ctx, tx, j.ID, "failed: %s", now.Error); err != nil {
 			return err
 		}
 		return unused(ctx, tx, now.ArtifactID)

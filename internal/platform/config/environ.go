@@ -29,21 +29,21 @@ var legacy = []rename{
 	{"CUBEMASTER_ROOTFS_ARTIFACT_STORE_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR"},
 	{"CUBEMASTER_ROOTFS_ARTIFACT_DIR", "CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR"},
 	{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER"},
+	{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER"},
 	{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER"},
 }
 
 // idle are variables of the system whose names we keep that nothing here
 // reads, and why. They are reported, so that nobody believes in them.
 var idle = map[string]string{
-	"CUBE_TEMPLATE_CENTER_LOOP_MOUNT_EXT4_ENABLED":       "images are made without loop devices",
-	"CUBEMASTER_LOOP_MOUNT_EXT4_ENABLED":                 "images are made without loop devices",
-	"CUBE_TEMPLATE_CENTER_RECONCILE_DISABLED":            "stalled jobs always end",
-	"CUBE_MASTER_IMAGE_JOB_RECONCILE_DISABLED":           "stalled jobs always end",
-	"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER": "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER holds for pulling too",
-	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_ENABLED":            "there is one way to make images",
-	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_JOBS":               "there is one way to make images",
-	"CUBEMASTER_EXT4_OVERHEAD_PERCENT":                   "images are sized from their entries",
-	"CUBEMASTER_EXT4_FIXED_OVERHEAD_MIB":                 "images are sized from their entries",
+	"CUBE_TEMPLATE_CENTER_LOOP_MOUNT_EXT4_ENABLED": "images are made without loop devices",
+	"CUBEMASTER_LOOP_MOUNT_EXT4_ENABLED":           "images are made without loop devices",
+	"CUBE_TEMPLATE_CENTER_RECONCILE_DISABLED":      "stalled jobs always end",
+	"CUBE_MASTER_IMAGE_JOB_RECONCILE_DISABLED":     "stalled jobs always end",
+	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_ENABLED":      "there is one way to make images",
+	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_JOBS":         "there is one way to make images",
+	"CUBEMASTER_EXT4_OVERHEAD_PERCENT":             "images are sized from their entries",
+	"CUBEMASTER_EXT4_FIXED_OVERHEAD_MIB":           "images are sized from their entries",
 }
 
 // environment is what the process was given, seen through the old names.

@@ -41,7 +41,10 @@ var places = []string{
 	"rootfs.pull",
 	"rootfs.spool",
 	"templatecenter.after_store",
+	"templatecenter.before_built",
 	"templatecenter.before_store",
+	"templatecenter.built",
+	"templatecenter.claimed",
 }
 
 // Places returns the names that the environment may arm.
