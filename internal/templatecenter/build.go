@@ -183,8 +183,8 @@ func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
 	switch {
 	case errors.Is(err, context.Canceled):
 		err = fault.New(fault.BuildCancelled, "the template centre stopped")
-	case errors.Is(err, context.DeadlineExceeded):
-		err = fault.New(fault.BuildTooLong, "build within templatecenter.build_timeout %s", c.cfg.TemplateCenter.BuildTimeout)
+	case errors.Is(err, context.DeadlineExceeded): // of a part, which has a limit of its own
+		err = fault.Wrap(fault.BuildFailed, err, "a part of the build did not end in its time")
 	}
 	d := fault.Describe(err)
 	c.log.WarnContext(ctx, "build failed", slog.String("code", d.Code), slog.String("error", err.Error()))
@@ -193,12 +193,18 @@ func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
 
 // run resolves the image, and finds or makes its artifact while no other build
 // of equal bytes does, in the whole system. It returns when the master knows.
-func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest, t *teller) error {
+func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest, t *teller) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err // it never had its turn
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.TemplateCenter.BuildTimeout)
+	limit := c.cfg.TemplateCenter.BuildTimeout
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.BuildTooLong, "build within templatecenter.build_timeout %s", limit))
 	defer cancel()
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && errors.Is(cause, fault.BuildTooLong) {
+			err = cause
+		}
+	}()
 	t.say("template centre %s begins, as builder %d of at most %d", j.Holder, j.Epoch, template.MaxBuilders)
 	t.phase(template.PhasePulling)
 	ca, err := c.egressCA(req)
@@ -211,9 +217,13 @@ func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest,
 		EgressCA: ca, Cache: c.cache, Limits: rootfs.LimitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: rootfs.PolicyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
 	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fault.Wrap(fault.RegistryDown, err, "image %.200q: its registry did not answer in time", req.SourceImageRef)
+	}
 	if err != nil {
 		return err
 	}
+	t.say("image %s is %s", im.Reference, im.Digest)
 	defer func() {
 		if err := im.Close(); err != nil {
 			c.log.WarnContext(ctx, "image not closed", slog.String("error", err.Error()))
@@ -327,6 +337,7 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 		return done, err
 	}
 	if have != nil {
+		t.say("artifact %s of equal bytes is used again: %d bytes", id, have.SizeBytes)
 		done.Ext4SHA256, done.Ext4SizeBytes, done.Reused = have.SHA256, have.SizeBytes, true
 		return done, nil
 	}
@@ -339,6 +350,10 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 	if err != nil {
 		return done, err
 	}
+	for i, l := range res.Receipt.Layers {
+		t.say("layer %d of %d, %s: %d bytes pulled, %d bytes and %d entries in its archive", i+1, len(res.Receipt.Layers), l.Digest, l.SizeBytes, l.ArchiveBytes, l.Entries)
+	}
+	t.say("ext4 image: %d entries, %d bytes, sha256 %s", res.Entries, res.SizeBytes, res.SHA256)
 	t.phase(template.PhaseStoring)
 	defer func() {
 		if err != nil && stillLocked(ctx) {
@@ -362,6 +377,7 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 	if err := c.keep.Put(ctx, objectKey(id), file); err != nil {
 		return done, err
 	}
+	t.say("stored in %s as %s", c.keep.Backend(), objectKey(id))
 	c.metrics.bytes.WithLabelValues("stored").Add(float64(res.SizeBytes))
 	done.Ext4SHA256, done.Ext4SizeBytes = res.SHA256, res.SizeBytes
 	return done, fail.Point("templatecenter.after_store")

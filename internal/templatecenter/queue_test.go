@@ -2,7 +2,6 @@ package templatecenter_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -32,28 +31,15 @@ func (r *rig) second() *rig {
 	return &other
 }
 
-// restart starts the centre anew with short leases.
+// quicken starts the centre anew with short leases.
 func (r *rig) quicken() {
 	r.stop()
 	r.quick = true
 	r.start()
 }
 
-// privately marks the stored request of a job as one with credentials.
-func (r *rig) privately(b cubeapi.TCBuildRequest) {
-	r.t.Helper()
-	stored, err := json.Marshal(struct {
-		cubeapi.FromImageRequest
-		Private bool `json:"private"`
-	}{b.Request, true})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.update(func(ctx context.Context, tx *store.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE job SET request = ? WHERE id = ?`, stored, b.JobID)
-		return err
-	})
-}
+// privately makes a request one with credentials.
+func privately(q *cubeapi.FromImageRequest) { q.RegistryUsername, q.RegistryPassword = "ann", "pw" }
 
 // dead makes a job look as if builders had died of it: so many had it, and the
 // lease of the last is over. It stands in the given state.
@@ -316,10 +302,11 @@ func TestJobsOfDeadBuilders(t *testing.T) {
 			{template.JobBuilding, 1, true, 0},
 		} {
 			t.Run(fmt.Sprintf("%s after %d, private %t", c.state, c.builders, c.private), func(t *testing.T) {
-				b := r.job(r.image("app", "1"))
-				if c.private {
-					r.privately(b)
-				}
+				b := r.job(r.image("app", "1"), func(q *cubeapi.FromImageRequest) {
+					if c.private {
+						privately(q)
+					}
+				})
 				r.dead(b, c.state, c.builders)
 				r.start()
 				defer r.stop()
@@ -351,8 +338,7 @@ func TestStalledJobsEnd(t *testing.T) {
 		r.submit(running)
 		eventually(t, "the first build asks", func() bool { return r.gate.waiting() == 1 })
 		waiting := r.job(r.image("two", "2"))
-		pulling, storing, private := r.job("x/lost:1"), r.job("x/lost:2"), r.job("x/lost:3")
-		r.privately(private)
+		pulling, storing, private := r.job("x/lost:1"), r.job("x/lost:2"), r.job("x/lost:3", privately)
 		r.update(func(ctx context.Context, tx *store.Tx) error {
 			for b, phase := range map[string]template.Phase{pulling.JobID: template.PhasePulling, storing.JobID: template.PhaseStoring} {
 				j, err := templatedb.GetJob(ctx, tx, template.JobID(b))
@@ -376,9 +362,10 @@ func TestStalledJobsEnd(t *testing.T) {
 		// Nothing is said of these for longer than that, and they are alive.
 		eventually(t, "time", func() bool {
 			var old bool
-			r.update(func(_ context.Context, tx *store.Tx) error {
-				old = tx.Now.Sub(r.jobRow(waiting.JobID).ChangedAt) > 5*time.Second
-				return nil
+			r.update(func(ctx context.Context, tx *store.Tx) error {
+				j, err := templatedb.GetJob(ctx, tx, template.JobID(waiting.JobID))
+				old = tx.Now.Sub(j.ChangedAt) > 5*time.Second
+				return err
 			})
 			return old
 		})
@@ -401,18 +388,11 @@ func TestCredentialsAreKeptWhileTheirJobWaits(t *testing.T) {
 	r.quicken()
 	other := r.second()
 	r.gate.shut()
-	private, cancelled, after := r.job(r.image("one", "1")), r.job(r.image("two", "2")), r.job(r.image("three", "3"))
-	r.privately(private)
-	r.privately(cancelled)
-	r.privately(after)
-	with := func(b cubeapi.TCBuildRequest) cubeapi.TCBuildRequest {
-		b.Request.RegistryUsername, b.Request.RegistryPassword = "ann", "pw"
-		return b
-	}
-	r.submit(with(private))
+	private, cancelled, after := r.job(r.image("one", "1"), privately), r.job(r.image("two", "2"), privately), r.job(r.image("three", "3"), privately)
+	r.submit(private)
 	eventually(t, "the build asks", func() bool { return r.gate.waiting() == 1 })
-	r.submit(with(cancelled))
-	r.submit(with(after))
+	r.submit(cancelled)
+	r.submit(after)
 	if n, m := r.center.Keeps(), other.center.Keeps(); n != 2 || m != 0 {
 		t.Errorf("credentials of %d and %d jobs are kept", n, m)
 	}

@@ -370,7 +370,13 @@ func (r *rig) job(ref string, change ...func(*cubeapi.FromImageRequest)) cubeapi
 	for _, c := range change {
 		c(&req)
 	}
-	stored, err := json.Marshal(req)
+	private := req.RegistryUsername != ""
+	kept := req
+	kept.RegistryUsername, kept.RegistryPassword = "", ""
+	stored, err := json.Marshal(struct {
+		cubeapi.FromImageRequest
+		Private bool `json:"private,omitempty"`
+	}{kept, private})
 	if err != nil {
 		r.t.Fatal(err)
 	}
