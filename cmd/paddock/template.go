@@ -65,7 +65,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), list, info, a.receiptCommand(), remove, alias)
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.jobLogsCommand(), a.jobCancelCommand(), list, info, a.receiptCommand(), remove, alias)
 	return c
 }
 
@@ -151,6 +151,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
+	f.IntVar(&r.Priority, "priority", 0, "of the jobs that wait, the higher is built first: -100 to 100")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c
 }
@@ -244,6 +245,10 @@ func (p *progressLine) show(j *cubeapi.Job) {
 	if j.ExpectedNodeCount > 0 {
 		pull = fmt.Sprintf(" hosts %d/%d ready, %d failed", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
 	}
+	if j.QueuePosition > 0 {
+		text = fmt.Sprintf("%3d%% waits for a builder", j.Progress)
+		pull = fmt.Sprintf(", %d of %d in the queue", j.QueuePosition, j.QueueLength)
+	}
 	p.draw(j.Progress, text, text+pull)
 }
 
@@ -272,6 +277,9 @@ func (p *progressLine) end() {
 
 func printJob(w io.Writer, j *cubeapi.Job) {
 	fmt.Fprintf(w, "job_id:\t%s\ntemplate_id:\t%s\nalias:\t%s\nstatus:\t%s\nphase:\t%s\nprogress:\t%d%%\n", j.JobID, j.TemplateID, j.Alias, j.Status, j.Phase, j.Progress)
+	if j.QueuePosition > 0 {
+		fmt.Fprintf(w, "queue:\t%d of %d\n", j.QueuePosition, j.QueueLength)
+	}
 	if j.ExpectedNodeCount > 0 {
 		fmt.Fprintf(w, "distribution:\t%d/%d ready, %d failed\n", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
 	}
