@@ -31,7 +31,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.templateDeleteCommand(), a.gcCommand(), alias,
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.templateDeleteCommand(), a.gcCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
 		a.buildStateCommand("build-status", "Show a build in the form of E2B clients", false), a.buildStateCommand("build-watch", "Follow a build until it ends, in the form of E2B clients", true))
 	return c
 }
@@ -121,6 +121,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
+	f.IntVar(&r.Priority, "priority", 0, "of the jobs that wait, the higher is built first: -100 to 100")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c
 }
@@ -214,6 +215,10 @@ func (p *progressLine) show(j *cubeapi.Job) {
 	if j.ExpectedNodeCount > 0 {
 		pull = fmt.Sprintf(" hosts %d/%d ready, %d failed", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
 	}
+	if j.QueuePosition > 0 {
+		text = fmt.Sprintf("%3d%% waits for a builder", j.Progress)
+		pull = fmt.Sprintf(", %d of %d in the queue", j.QueuePosition, j.QueueLength)
+	}
 	p.draw(j.Progress, text, text+pull)
 }
 
@@ -242,6 +247,9 @@ func (p *progressLine) end() {
 
 func printJob(w io.Writer, j *cubeapi.Job) {
 	fmt.Fprintf(w, "job_id:\t%s\ntemplate_id:\t%s\nalias:\t%s\nstatus:\t%s\nphase:\t%s\nprogress:\t%d%%\n", j.JobID, j.TemplateID, j.Alias, j.Status, j.Phase, j.Progress)
+	if j.QueuePosition > 0 {
+		fmt.Fprintf(w, "queue:\t%d of %d\n", j.QueuePosition, j.QueueLength)
+	}
 	if j.ExpectedNodeCount > 0 {
 		fmt.Fprintf(w, "distribution:\t%d/%d ready, %d failed\n", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)
 	}

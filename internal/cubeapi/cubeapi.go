@@ -33,6 +33,8 @@ const (
 	PathFromImage        = "/cube/template/from-image"
 	PathRedo             = "/cube/template/redo"
 	PathMigrate          = "/cube/template/migrate"
+	PathJobCancel        = "/cube/template/jobs/{job_id}/cancel"
+	PathJobLogs          = "/cube/template/jobs/{job_id}/logs"
 	PathBuildStatus      = "/cube/template/build/{build_id}/status"
 	PathArtifactDownload = "/cube/template/artifact/download"
 	PathArtifactManifest = "/cube/template/artifact/manifest"

@@ -15,6 +15,7 @@ type FromImageRequest struct {
 	ExposedPorts      []int              `json:"exposed_ports,omitempty"`
 	DistributionScope []string           `json:"distribution_scope,omitempty"`
 	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
+	Priority          int                `json:"priority,omitempty"`     // -100 to 100; of those that wait, the higher is built first
 	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // absent or true: the certificates of the egress proxy are put in
 }
 
@@ -60,6 +61,9 @@ type Job struct {
 	ResumePhase        string           `json:"resume_phase,omitempty"` // where a redo began
 	ArtifactID         string           `json:"artifact_id,omitempty"`
 	SpecFingerprint    string           `json:"template_spec_fingerprint,omitempty"`
+	Priority           int              `json:"priority,omitempty"`
+	QueuePosition      int              `json:"queue_position,omitempty"` // while PENDING; 1 is next
+	QueueLength        int              `json:"queue_length,omitempty"`
 	Status             string           `json:"status"`
 	Phase              string           `json:"phase,omitempty"`
 	Progress           int              `json:"progress"`
@@ -159,6 +163,25 @@ type BuildStatusAnswer struct {
 	Message      string `json:"message"`
 }
 
+// JobLogAnswer is what is said of a job, oldest first. Next is what to ask for as
+// after; once Ended nothing follows.
+type JobLogAnswer struct {
+	Envelope
+	JobID  string       `json:"job_id"`
+	Status string       `json:"status"`
+	Lines  []JobLogLine `json:"lines"`
+	Next   int64        `json:"next"`
+	Ended  bool         `json:"ended"`
+}
+
+// JobLogLine is one line of a job's log.
+type JobLogLine struct {
+	Seq    int64  `json:"seq"`
+	At     string `json:"at"`     // RFC 3339, UTC
+	Source string `json:"source"` // master, templatecenter
+	Line   string `json:"line"`
+}
+
 // TCBuildRequest hands a persisted job to the template centre.
 // Credentials travel here and nowhere else.
 type TCBuildRequest struct {
@@ -201,6 +224,12 @@ type JobReport struct {
 	PullDoneLayers     int    `json:"pull_completed_layers,omitempty"`
 	PullBytesPerSecond int64  `json:"pull_speed_bps,omitempty"`
 
+	// The lease of whoever builds the job, and what it said since its last report.
+	// Others that report have neither.
+	Holder string     `json:"holder,omitempty"`
+	Epoch  int64      `json:"epoch,omitempty"`
+	Log    []LogEntry `json:"log,omitempty"`
+
 	// With BUILT only.
 	TemplateID     string       `json:"template_id,omitempty"`
 	ContentKey     string       `json:"content_key,omitempty"`
@@ -211,6 +240,12 @@ type JobReport struct {
 	ObjectKey      string       `json:"object_key,omitempty"`
 	ImageConfig    *ImageConfig `json:"image_config,omitempty"`
 	Reused         bool         `json:"reused,omitempty"`
+}
+
+// LogEntry is a line that a builder says of its job.
+type LogEntry struct {
+	AtMS int64  `json:"at_ms"` // unix milliseconds
+	Line string `json:"line"`
 }
 
 // ImageConfig is what an image says about how it wants to run.

@@ -5,10 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -34,6 +36,23 @@ func (c *Client) Job(ctx context.Context, id string) (*Job, error) {
 	var a JobAnswer
 	err := c.call(ctx, http.MethodGet, PathFromImage+"?job_id="+url.QueryEscape(id), nil, &a)
 	return a.Job, err
+}
+
+// CancelJob ends a job that has not ended. One that was cancelled before is
+// returned as it is; another outcome is fault.StateConflict.
+func (c *Client) CancelJob(ctx context.Context, id string) (*Job, error) {
+	var a JobAnswer
+	err := c.call(ctx, http.MethodPost, strings.Replace(PathJobCancel, "{job_id}", url.PathEscape(id), 1), nil, &a)
+	return a.Job, err
+}
+
+// JobLogs returns what is said of a job behind the line numbered after. While
+// there is nothing it waits for up to the given time, 30 seconds at most.
+func (c *Client) JobLogs(ctx context.Context, id string, after int64, wait time.Duration) (JobLogAnswer, error) {
+	var a JobLogAnswer
+	path := strings.Replace(PathJobLogs, "{job_id}", url.PathEscape(id), 1) + fmt.Sprintf("?after=%d&wait=%d", after, int(wait.Seconds()))
+	err := c.call(ctx, http.MethodGet, path, nil, &a)
+	return a, err
 }
 
 // BuildStatus returns how a job stands, in the form of the E2B clients.

@@ -2,7 +2,8 @@
 //
 // The database decides: its row says who holds a subject, at which epoch,
 // until what time by its own clock. A holder's clock is used for one thing
-// only, to stop early. The row is never deleted, so epochs only grow.
+// only, to stop early. The row lasts as long as its subject, so epochs only
+// grow.
 package lease
 
 import "time"

@@ -23,6 +23,7 @@ const (
 	actTemplateForce  = "template.force_delete"
 	actTemplateRedo   = "template.redo"
 	actTemplateMove   = "template.migrate"
+	actJobCancel      = "job.cancel"
 	actAliasSet       = "alias.set"
 	actAliasMove      = "alias.move"
 	actAliasClear     = "alias.clear"

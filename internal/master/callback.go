@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"regexp"
 	"slices"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/lease"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -79,10 +81,26 @@ func checkReport(r cubeapi.JobReport) error {
 		return fault.New(fault.InvalidInput, "source_image_digest %.80q", r.SourceImageDigest)
 	case r.SpecFingerprint != "" && !hexForm.MatchString(r.SpecFingerprint):
 		return fault.New(fault.InvalidInput, "template_spec_fingerprint %.80q", r.SpecFingerprint)
+	case len(r.Log) > maxReportLines:
+		return fault.New(fault.InvalidInput, "log has %d lines, at most %d", len(r.Log), maxReportLines)
 	case len(r.ErrorCode) > 64:
 		return fault.New(fault.InvalidInput, "error_code has %d characters", len(r.ErrorCode))
 	}
 	return nil
+}
+
+// admit refuses the report of a builder that has the job no more, before
+// anything of it is looked at: another may have begun anew. Who has no lease may
+// report on a job that nobody ever had one on. The rest is said of the job.
+func admit(ctx context.Context, tx *store.Tx, id template.JobID, rep cubeapi.JobReport) error {
+	if rep.Holder != "" || rep.Epoch != 0 {
+		return tx.Guard(ctx, lease.Fence{Subject: template.BuildSubject(id), Holder: rep.Holder, Epoch: lease.Epoch(rep.Epoch)})
+	}
+	hold, l, err := templatedb.HoldOf(ctx, tx, id)
+	if err == nil && hold != template.Unheld {
+		err = fault.New(fault.StaleController, "job %s is the %d. builder's, the report names none", id, l.Epoch)
+	}
+	return err
 }
 
 // over is what a report that comes too late meets: a word that repeats the
@@ -111,6 +129,9 @@ func (m *Master) reportProgress(ctx context.Context, id template.JobID, rep cube
 		}
 	}
 	err := m.update(ctx, func(tx *store.Tx) error {
+		if err := admit(ctx, tx, id, rep); err != nil {
+			return err
+		}
 		j, err := templatedb.GetJob(ctx, tx, id)
 		if err != nil {
 			return err
@@ -118,6 +139,7 @@ func (m *Master) reportProgress(ctx context.Context, id template.JobID, rep cube
 		if !building(j.State) {
 			return over(j, cubeapi.StatusRunning) // late word of a build that is over
 		}
+		before := j
 		// Reports may overtake each other: an older one changes no phase.
 		if progress := min(rep.Progress, progressStored); phase != "" && progress >= j.Progress {
 			enter(&j, phase, progress, tx)
@@ -126,8 +148,10 @@ func (m *Master) reportProgress(ctx context.Context, id template.JobID, rep cube
 			j.Pull = template.Pull{TotalBytes: rep.PullTotalBytes, DoneBytes: rep.PullDoneBytes, TotalLayers: rep.PullTotalLayers, DoneLayers: rep.PullDoneLayers, BytesPerSecond: rep.PullBytesPerSecond}
 		}
 		identify(&j, rep)
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobStarted)
-		return err
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobStarted); err != nil {
+			return err
+		}
+		return logReport(ctx, tx, id, rep, logPhase(tx, before, j)...)
 	})
 	if err == nil {
 		m.forget(id)
@@ -159,6 +183,9 @@ func enter(j *template.Job, phase template.Phase, progress int, tx *store.Tx) {
 // master's: the template centre may have missed the answer to its BUILT.
 func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeapi.JobReport) error {
 	err := m.update(ctx, func(tx *store.Tx) error {
+		if err := admit(ctx, tx, id, rep); err != nil {
+			return err
+		}
 		j, err := templatedb.GetJob(ctx, tx, id)
 		switch {
 		case err != nil:
@@ -172,8 +199,10 @@ func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeap
 		if j.ErrorCode == "" {
 			j.ErrorCode = fault.BuildFailed.Name
 		}
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
-		return err
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed); err != nil {
+			return err
+		}
+		return logReport(ctx, tx, id, rep, fmt.Sprintf("failed in phase %s: %s", j.Phase, j.Error))
 	})
 	if err == nil {
 		m.forget(id)
@@ -188,11 +217,16 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 	if err := checkBuilt(rep); err != nil {
 		return err
 	}
-	result, err := json.Marshal(rep)
+	kept := rep
+	kept.Log = nil // it is in the log
+	result, err := json.Marshal(kept)
 	if err != nil {
 		return err
 	}
 	err = m.update(ctx, func(tx *store.Tx) error {
+		if err := admit(ctx, tx, jobID, rep); err != nil {
+			return err
+		}
 		j, err := templatedb.GetJob(ctx, tx, jobID)
 		if err != nil {
 			return err
@@ -213,8 +247,10 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 		enter(&j, template.PhaseStoring, progressBuilt, tx)
 		identify(&j, rep)
 		j.ArtifactID, j.Result = template.ArtifactID(rep.ArtifactID), result
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobBuilt)
-		return err
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobBuilt); err != nil {
+			return err
+		}
+		return logReport(ctx, tx, jobID, rep, fmt.Sprintf("built: artifact %s, %d bytes, sha256 %s", rep.ArtifactID, rep.Ext4SizeBytes, rep.Ext4SHA256))
 	})
 	if err == nil {
 		m.forget(jobID)

@@ -116,7 +116,7 @@ func (d *deletion) decide(ctx context.Context, tx *store.Tx, req cubeapi.Templat
 	action := actTemplateDelete
 	for _, j := range d.jobs {
 		action = actTemplateForce
-		if err := cancelJob(ctx, tx, j, "its template is deleted"); err != nil {
+		if _, err := cancelJob(ctx, tx, j, "its template is deleted"); err != nil {
 			return err
 		}
 	}
@@ -139,11 +139,15 @@ func (d *deletion) decide(ctx context.Context, tx *store.Tx, req cubeapi.Templat
 	return unused(ctx, tx, d.artifact.ID)
 }
 
-// cancelJob ends a job that somebody asked the end of.
-func cancelJob(ctx context.Context, tx *store.Tx, j template.Job, why string) error {
+// cancelJob ends a job that somebody asked the end of. Whoever works on it sees
+// so soon.
+func cancelJob(ctx context.Context, tx *store.Tx, j template.Job, why string) (template.Job, error) {
 	j.Error, j.ErrorCode = fault.New(fault.BuildCancelled, "job %s: %s", j.ID, why).Error(), fault.BuildCancelled.Name
-	_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobCancelled)
-	return err
+	j, err := templatedb.MoveJob(ctx, tx, j, template.OnJobCancelled)
+	if err != nil {
+		return j, err
+	}
+	return j, say(ctx, tx, j.ID, "%s", j.Error)
 }
 
 // find finds the template, or what jobs tell of one that never came to be.

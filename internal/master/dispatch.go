@@ -62,14 +62,27 @@ func (m *Master) forgetBegun(ctx context.Context) error {
 	})
 }
 
-// dispatch hands a public job to the template centre. It is tried again while
-// the centre is away; a refusal ends the job.
+// dispatch tells the template centre of a public job, which it would find in the
+// queue anyway: one that is away is told again, and only when there is none at
+// all the job ends, as it does when it is refused.
 func (m *Master) dispatch(ctx context.Context, msg store.Message) error {
 	err := m.hand(ctx, template.JobID(msg.Key))
 	if err == nil || fault.Of(err).Class.Retry && msg.Attempts < m.pace.dispatchTries {
 		return err
 	}
+	if up, late := m.centersUp(ctx); up || late != nil {
+		return late // its turn will come
+	}
 	return m.failQueued(ctx, template.JobID(msg.Key), err)
+}
+
+// centersUp reports whether any template centre is up.
+func (m *Master) centersUp(ctx context.Context) (up bool, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) (err error) {
+		up, err = templatedb.CentersUp(ctx, tx)
+		return err
+	})
+	return up, err
 }
 
 // handPrivate hands over a job whose credentials only this process has.
@@ -142,14 +155,19 @@ func (m *Master) touchQueued(ctx context.Context, id template.JobID) error {
 }
 
 // sweepQueued hands over again what has waited for a while: the template
-// centre may have been restarted and know nothing of it. Every master does so
-// for the jobs whose credentials it has; those whose credentials nobody has any
-// more are ended.
+// centre may have been restarted and know nothing of its credentials. Every
+// master does so for the jobs whose credentials it has; those whose credentials
+// nobody has any more are ended. Public jobs need no word while a template centre
+// is up: the rows are its queue.
 func (m *Master) sweepQueued(ctx context.Context) error {
 	var list []template.Job
 	var now time.Time
+	var up bool
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		now = tx.Now
+		if up, err = templatedb.CentersUp(ctx, tx); err != nil {
+			return err
+		}
 		list, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobQueued}, ChangedBefore: tx.Now.Add(-m.pace.redispatch), Limit: sweepLimit})
 		return err
 	})
@@ -157,6 +175,9 @@ func (m *Master) sweepQueued(ctx context.Context) error {
 	for _, j := range list {
 		if ctx.Err() != nil {
 			break
+		}
+		if k, err := keptOf(j.Request); !j.NeedsBuilder() || err == nil && !k.Private && up {
+			continue
 		}
 		quiet := now.Sub(j.ChangedAt)
 		err := m.hand(ctx, j.ID)
@@ -172,6 +193,18 @@ func (m *Master) sweepQueued(ctx context.Context) error {
 		errs = append(errs, m.failQueued(ctx, j.ID, err))
 	}
 	return errors.Join(append(errs, m.forgetBegun(ctx))...)
+}
+
+// queuePlace shows where a job stands that waits for a builder.
+func queuePlace(ctx context.Context, tx *store.Tx, j template.Job, shown *cubeapi.Job) (err error) {
+	if j.State != template.JobQueued || !j.NeedsBuilder() {
+		return nil
+	}
+	if shown.QueuePosition, err = templatedb.QueuePlace(ctx, tx, j); err != nil {
+		return err
+	}
+	shown.QueueLength, err = templatedb.QueueLen(ctx, tx)
+	return err
 }
 
 func (m *Master) job(ctx context.Context, id template.JobID) (j template.Job, err error) {
@@ -190,10 +223,15 @@ func (m *Master) failQueued(ctx context.Context, id template.JobID, why error) e
 		if err != nil || j.State != template.JobQueued {
 			return err
 		}
+		if hold, _, err := templatedb.HoldOf(ctx, tx, id); err != nil || hold == template.Held {
+			return err // it was begun, and nobody has said so yet
+		}
 		d := fault.DetailOf(why)
 		j.Error, j.ErrorCode = clip(d.Message), d.Code
-		_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
-		return err
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed); err != nil {
+			return err
+		}
+		return say(ctx, tx, id, "failed: %s", j.Error)
 	})
 	if err == nil {
 		m.forget(id) // after the row: without it a sweep would take them for lost

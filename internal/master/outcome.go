@@ -42,7 +42,10 @@ func (m *Master) publish(ctx context.Context, r *round) error {
 		enter(&j, template.PhaseReady, 100, tx)
 		j.Expected, j.Failed = r.expected, len(r.failed)
 		j.Ready = j.Expected - j.Failed
-		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone); err != nil || old == d.ArtifactID {
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobDone); err != nil {
+			return err
+		}
+		if err = logDone(ctx, tx, j); err != nil || old == d.ArtifactID {
 			return err
 		}
 		return unused(ctx, tx, old)
@@ -88,7 +91,7 @@ func settleReplicas(ctx context.Context, tx *store.Tx, d template.Definition, to
 				}
 			}
 		case p.State == template.ReplicaPending:
-			p.Error = "its host went away while the template was distributed"
+			p.Error = "the work on it ended before its host had the template"
 		case p.State == template.ReplicaReady && p.ArtifactID != d.ArtifactID:
 			p.Error = fmt.Sprintf("it holds artifact %s, the template is made of %s now", p.ArtifactID, d.ArtifactID)
 		default:
@@ -141,6 +144,9 @@ func (m *Master) giveUp(ctx context.Context, j template.Job, failed int, why err
 		}
 		now.Error, now.ErrorCode, now.Failed = clip(why.Error()), fault.Of(why).Name, failed
 		if now, err = templatedb.MoveJob(ctx, tx, now, template.OnJobFailed); err != nil {
+			return err
+		}
+		if err := say(ctx, tx, j.ID, "failed: %s", now.Error); err != nil {
 			return err
 		}
 		return undo(ctx, tx, now)

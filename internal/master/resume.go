@@ -197,8 +197,10 @@ func (m *Master) targets(ctx context.Context, j template.Job) (r *round, err err
 		r.expected = len(r.hosts) + len(r.failed)
 		enter(&now, template.PhaseDistributing, progressDistributing, tx)
 		now.Expected = r.expected
-		r.job, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed)
-		return err
+		if r.job, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed); err != nil {
+			return err
+		}
+		return say(ctx, tx, j.ID, "distributing artifact %s, %d bytes, to %d hosts", r.artifact.ID, r.artifact.SizeBytes, len(r.hosts))
 	})
 	return r, err
 }
@@ -258,32 +260,23 @@ func (m *Master) inScope(all []host.Facts, req cubeapi.FromImageRequest, now tim
 	return list, nil
 }
 
-// errOver ends the work on a job that somebody else has ended.
-var errOver = errors.New("the job is over")
-
 // keepAlive shows that the job is worked on until stop is called. The work's
 // context ends when the job does: it was cancelled, or taken for stalled.
 func (m *Master) keepAlive(ctx context.Context, id template.JobID) (working context.Context, stop func()) {
-	working, cancel := context.WithCancelCause(ctx)
-	end := every(ctx, m.pace.beat, func(ctx context.Context) {
+	working, done := m.whileActive(ctx, id)
+	end := every(working, m.pace.beat, func(ctx context.Context) {
 		err := m.update(ctx, func(tx *store.Tx) error {
 			j, err := templatedb.GetJob(ctx, tx, id)
-			if err == nil && !j.State.Active() {
-				return errOver
-			}
-			if err == nil {
+			if err == nil && j.State.Active() {
 				_, err = templatedb.TouchJob(ctx, tx, j)
 			}
 			return err
 		})
-		switch {
-		case errors.Is(err, errOver) || errors.Is(err, fault.JobNotFound):
-			cancel(errOver)
-		case err != nil && ctx.Err() == nil:
+		if err != nil && ctx.Err() == nil {
 			m.log.WarnContext(ctx, "job not touched", slog.String("job_id", string(id)), slog.String("error", err.Error()))
 		}
 	})
-	return working, func() { end(); cancel(nil) }
+	return working, func() { end(); done() }
 }
 
 // distribute brings the artifact to each host of the round.
@@ -326,6 +319,9 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 // itself shows otherwise: work that fails must not leave less than there was.
 func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on template.ReplicaEvent, why error) error {
 	return m.update(ctx, func(tx *store.Tx) error {
+		if over, err := ended(ctx, tx, j.ID); err != nil || over {
+			return errors.Join(err, lateReplica(ctx, tx, j, h, on))
+		}
 		if on == template.OnReplicaHeld {
 			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {
 				return err
@@ -358,7 +354,18 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 		case on == template.OnReplicaHeld:
 			p.Error = "" // else the last one is worth knowing while it is tried again
 		}
-		_, err = templatedb.MoveReplica(ctx, tx, p, on)
-		return err
+		was := p
+		if p, err = templatedb.MoveReplica(ctx, tx, p, on); err != nil {
+			return err
+		}
+		switch {
+		case on == template.OnReplicaFailed:
+			return say(ctx, tx, j.ID, "host %s failed, after %s: %s", h, short(tx.Now.Sub(was.ChangedAt)), p.Error)
+		case on == template.OnReplicaHeld && was.State == template.ReplicaReady:
+			return say(ctx, tx, j.ID, "host %s is ready, as before", h)
+		case on == template.OnReplicaHeld:
+			return say(ctx, tx, j.ID, "host %s is ready, after %s", h, short(tx.Now.Sub(was.ChangedAt)))
+		}
+		return nil
 	})
 }

@@ -28,7 +28,7 @@ func showJob(j template.Job) *cubeapi.Job {
 	return &cubeapi.Job{
 		JobID: string(j.ID), TemplateID: string(j.TemplateID), RequestID: j.RequestID, AttemptNo: j.AttemptNo, RetryOfJobID: string(j.RetryOf), Operation: cubeapi.Operations.Word(j.Operation),
 		RedoMode: cubeapi.RedoModes.Word(j.Plan.RedoMode), RedoScope: j.Plan.Scope, ResumePhase: cubeapi.Phases.Word(j.Plan.ResumePhase),
-		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Phases.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
+		ArtifactID: string(j.ArtifactID), SpecFingerprint: j.Spec, Priority: j.Priority, Status: cubeapi.JobStatus[j.State], Phase: cubeapi.Phases.Word(j.Phase), Progress: j.Progress, ErrorMessage: j.Error, ErrorCode: j.ErrorCode,
 		ExpectedNodeCount: j.Expected, ReadyNodeCount: j.Ready, FailedNodeCount: j.Failed, Alias: j.Alias, SourceImageRef: j.ImageRef, SourceImageDigest: j.Digest,
 		PullTotalBytes: j.Pull.TotalBytes, PullDoneBytes: j.Pull.DoneBytes, PullTotalLayers: j.Pull.TotalLayers, PullDoneLayers: j.Pull.DoneLayers, PullBytesPerSecond: j.Pull.BytesPerSecond,
 		PhaseStartedMS: began, CreatedAt: stamp(j.CreatedAt), UpdatedAt: stamp(j.ChangedAt),
@@ -99,6 +99,9 @@ func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {
 			j.Pull = pull
 		}
 		answer.Job = showJob(j)
+		if err := queuePlace(r.Context(), tx, j, answer.Job); err != nil {
+			return err
+		}
 		d, err := templatedb.GetDefinition(r.Context(), tx, j.TemplateID)
 		if err == nil {
 			answer.Job.TemplateStatus = cubeapi.TemplateStatus.Word(d.State)

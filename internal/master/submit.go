@@ -29,6 +29,7 @@ const (
 	maxKind       = 64 // of instance_type and network_type
 	minWritable   = 16 << 20
 	maxDisk       = 16 << 40
+	maxPriority   = 100
 )
 
 // kept is a build request as it is stored: without credentials, but with the
@@ -76,6 +77,8 @@ func normalise(r *cubeapi.FromImageRequest) error {
 		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.InstanceType) > maxKind || len(r.NetworkType) > maxKind:
 		return fault.New(fault.InvalidInput, "instance_type and network_type have at most %d characters", maxKind)
+	case r.Priority < -maxPriority || r.Priority > maxPriority:
+		return fault.New(fault.InvalidInput, "priority %d: must be -%d to %d", r.Priority, maxPriority, maxPriority)
 	case r.RegistryPassword != "" && r.RegistryUsername == "":
 		return fault.New(fault.InvalidInput, "registry_password without registry_username")
 	}
@@ -162,7 +165,7 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 	}
 	fresh := template.Job{
 		ID: template.JobID(id.New(template.JobPrefix)), TemplateID: template.ID(id.New(template.IDPrefix)), RequestID: req.RequestID, Operation: template.OpCreate, AttemptNo: 1,
-		Alias: req.Alias, Phase: template.PhasePulling, Request: stored, ImageRef: req.SourceImageRef, PhaseTimes: template.PhaseTimes{},
+		Alias: req.Alias, Priority: req.Priority, Phase: template.PhasePulling, Request: stored, ImageRef: req.SourceImageRef, PhaseTimes: template.PhaseTimes{},
 	}
 	if private {
 		m.lend(fresh.ID, creds) // before the commit, so that whoever hands it over finds them
@@ -185,7 +188,8 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 			return fault.VersionConflict // the twin of this request was committed meanwhile: look again
 		}
 		if err == nil {
-			err = audit(ctx, tx, actTemplateCreate, string(j.TemplateID), "job", string(j.ID), "image", j.ImageRef, "alias", j.Alias)
+			err = errors.Join(audit(ctx, tx, actTemplateCreate, string(j.TemplateID), "job", string(j.ID), "image", j.ImageRef, "alias", j.Alias),
+				say(ctx, tx, j.ID, "queued with priority %d: %s as template %s", j.Priority, j.ImageRef, j.TemplateID))
 		}
 		if err != nil || private {
 			return err

@@ -88,11 +88,7 @@ func (m *Master) sweepBuilt(ctx context.Context) error {
 // centre does so too; this is for one that is away for good.
 func (m *Master) sweepStalled(ctx context.Context) error {
 	after := m.cfg.TemplateCenter.RunningStaleAfter + m.cfg.TemplateCenter.ReconcileInterval
-	var list []template.Job
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		list, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobBuilding}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
-		return err
-	})
+	list, err := m.stalled(ctx, after)
 	errs := []error{err}
 	for _, j := range list {
 		j.Error, j.ErrorCode = fault.New(fault.BuildStalled, "job %s: %s with no report for over %s", j.ID, j.Phase, after).Error(), fault.BuildStalled.Name
@@ -105,6 +101,30 @@ func (m *Master) sweepStalled(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// stalled returns the builds on which nothing happened for that long, unless
+// they have a builder, or wait for another while there is one.
+func (m *Master) stalled(ctx context.Context, after time.Duration) (old []template.Job, err error) {
+	err = m.db.View(ctx, func(tx *store.Tx) error {
+		list, err := templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobBuilding}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
+		if err != nil {
+			return err
+		}
+		up, err := templatedb.CentersUp(ctx, tx)
+		if err != nil {
+			return err
+		}
+		holds, err := templatedb.HoldsOf(ctx, tx, list)
+		old = nil
+		for _, j := range list {
+			if h := holds[j.ID]; h != template.Held && (h == template.Unheld || !up) {
+				old = append(old, j)
+			}
+		}
+		return err
+	})
+	return old, err
 }
 
 // sweepSandboxes ends sandboxes that are on their way and that nobody has shown

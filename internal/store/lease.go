@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -73,6 +74,42 @@ func (tx *Tx) Guard(ctx context.Context, f lease.Fence) error {
 		return fmt.Errorf("guard %s at epoch %d, now %d: %w", f.Subject, f.Epoch, l.Epoch, err)
 	}
 	return nil
+}
+
+// LeaseOf returns the lease on a subject as its row says; found is false when
+// nobody has had it.
+func (tx *Tx) LeaseOf(ctx context.Context, subject string) (l lease.Lease, found bool, err error) {
+	return tx.leaseRow(ctx, subject, "")
+}
+
+// LeasesOf is LeaseOf for several subjects, at most some hundred: those that
+// nobody has had are not in the map.
+func (tx *Tx) LeasesOf(ctx context.Context, subjects []string) (map[string]lease.Lease, error) {
+	found := map[string]lease.Lease{}
+	if len(subjects) == 0 {
+		return found, nil
+	}
+	args := make([]any, len(subjects))
+	for i, s := range subjects {
+		args[i] = []byte(s)
+	}
+	list, err := Collect(ctx, tx, func(r Scanner) (l lease.Lease, err error) {
+		var epoch, until int64
+		err = r.Scan(&l.Subject, &l.Holder, &epoch, &until)
+		l.Epoch, l.Until = lease.Epoch(epoch), time.UnixMicro(until)
+		return l, err
+	}, `SELECT subject, holder, epoch, until_us FROM lease WHERE subject IN (?`+strings.Repeat(", ?", len(args)-1)+`)`, args...)
+	for _, l := range list {
+		found[l.Subject] = l
+	}
+	return found, err
+}
+
+// ForgetLease removes the row of a subject that is gone for good, in the
+// transaction that removes the subject: its epochs would begin anew.
+func (tx *Tx) ForgetLease(ctx context.Context, subject string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM lease WHERE subject = ?`, []byte(subject))
+	return err
 }
 
 func (tx *Tx) leaseRow(ctx context.Context, subject, lock string) (lease.Lease, bool, error) {

@@ -40,7 +40,8 @@ const (
 
 func tracer() trace.Tracer { return otel.Tracer("paddock/templatecenter") }
 
-// serveBuild takes a job in. It waits its turn behind those that came before.
+// serveBuild takes the master's word of a job: that it waits, and what it may be
+// pulled with. It waits its turn in the database behind those that came before.
 func (c *Center) serveBuild(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.TCBuildRequest
 	err := serve.ReadJSON(r, maxBody, &req)
@@ -65,8 +66,13 @@ func (c *Center) accept(ctx context.Context, req cubeapi.TCBuildRequest) error {
 		return err
 	}
 	var j template.Job
+	var held bool
 	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
-		j, err = templatedb.GetJob(ctx, tx, template.JobID(req.JobID))
+		if j, err = templatedb.GetJob(ctx, tx, template.JobID(req.JobID)); err != nil {
+			return err
+		}
+		hold, _, err := templatedb.HoldOf(ctx, tx, j.ID)
+		held = hold == template.Held
 		return err
 	})
 	switch {
@@ -80,18 +86,46 @@ func (c *Center) accept(ctx context.Context, req cubeapi.TCBuildRequest) error {
 	if err := sameRequest(j, req.Request); err != nil {
 		return err
 	}
-	return c.queue.add(req)
+	if held {
+		return fault.New(fault.BuildInProgress, "job %s", j.ID)
+	}
+	given := handOver{trace: req.Trace}
+	if isPrivate(j) { // of others, nothing is kept that could be
+		given.private, given.username, given.password = true, req.Request.RegistryUsername, req.Request.RegistryPassword
+	}
+	return c.queue.hand(j.ID, given)
+}
+
+// stored is a request as the master stores it: without credentials, but with the
+// mark that it had some.
+type stored struct {
+	cubeapi.FromImageRequest
+	Private bool `json:"private"`
+}
+
+func storedRequest(j template.Job) (s stored, err error) {
+	if err := json.Unmarshal(j.Request, &s); err != nil {
+		return s, fault.Wrap(fault.Bug, err, "job %s: its stored request", j.ID)
+	}
+	return s, nil
+}
+
+// isPrivate reports whether only who has credentials can build j. One that
+// cannot be read is for anybody, who will fail it.
+func isPrivate(j template.Job) bool {
+	s, err := storedRequest(j)
+	return err == nil && s.Private
 }
 
 // sameRequest refuses a request that is not the one that the job stored:
 // whoever calls must not choose what a known job builds.
 func sameRequest(j template.Job, given cubeapi.FromImageRequest) error {
-	var stored cubeapi.FromImageRequest
-	if err := json.Unmarshal(j.Request, &stored); err != nil {
-		return fault.Wrap(fault.Bug, err, "job %s: its stored request", j.ID)
+	kept, err := storedRequest(j)
+	if err != nil {
+		return err
 	}
 	var texts [2][]byte
-	for i, r := range []cubeapi.FromImageRequest{stored, given} {
+	for i, r := range []cubeapi.FromImageRequest{kept.FromImageRequest, given} {
 		r.RegistryUsername, r.RegistryPassword = "", ""
 		b, err := json.Marshal(r)
 		if err != nil {
@@ -106,28 +140,39 @@ func sameRequest(j template.Job, given cubeapi.FromImageRequest) error {
 }
 
 // build does one job and tells how it ended, whatever happens.
-func (c *Center) build(ctx context.Context, req cubeapi.TCBuildRequest) {
-	ctx = telemetry.Join(logs.WithRequestID(ctx, req.Request.RequestID), req.Trace)
+func (c *Center) build(ctx context.Context, j claim) {
+	req, err := j.request()
+	ctx = telemetry.Join(logs.WithRequestID(ctx, req.RequestID), j.hand.trace)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ctx, span := tracer().Start(ctx, "template.image.build", trace.WithAttributes(attribute.String("job_id", req.JobID), attribute.String("template_id", req.TemplateID)))
+	ctx, span := tracer().Start(ctx, "template.image.build", trace.WithAttributes(attribute.String("job_id", string(j.job.ID)), attribute.String("template_id", string(j.job.TemplateID))))
 	defer span.End()
 	began := time.Now()
-	t := c.newTeller(ctx, req.JobID, cancel)
-	err := c.run(ctx, req, t)
+	stop := c.queue.keep(ctx, j, cancel)
+	t := c.newTeller(ctx, j, cancel)
+	if err == nil {
+		err = c.run(ctx, j, req, t)
+	}
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause // why it was cancelled says more
 	}
 	t.close()
-	outcome := "built"
+	outcome, told := "built", true
 	if err != nil {
 		outcome = fault.Of(err).Name
 		span.RecordError(err)
 		span.SetStatus(codes.Error, outcome)
-		t.failed(c.failure(ctx, err))
+		report := c.failure(ctx, err)
+		if !errors.Is(err, fault.StaleController) { // else the job is another's to tell of
+			told = t.failed(report)
+		}
 	}
+	stop()
+	if told || ctx.Err() != nil {
+		c.queue.release(ctx, j.Fence)
+	} // else whoever is next gives the master the time of a lease to come back
 	c.metrics.build.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
-	if err := c.board.Clear(context.WithoutCancel(ctx), template.JobID(req.JobID)); err != nil {
+	if err := c.board.Clear(context.WithoutCancel(ctx), j.job.ID); err != nil {
 		c.log.DebugContext(ctx, "progress board", slog.String("error", err.Error()))
 	}
 }
@@ -138,8 +183,8 @@ func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
 	switch {
 	case errors.Is(err, context.Canceled):
 		err = fault.New(fault.BuildCancelled, "the template centre stopped")
-	case errors.Is(err, context.DeadlineExceeded):
-		err = fault.New(fault.BuildTooLong, "build within templatecenter.build_timeout %s", c.cfg.TemplateCenter.BuildTimeout)
+	case errors.Is(err, context.DeadlineExceeded): // of a part, which has a limit of its own
+		err = fault.Wrap(fault.BuildFailed, err, "a part of the build did not end in its time")
 	}
 	d := fault.Describe(err)
 	c.log.WarnContext(ctx, "build failed", slog.String("code", d.Code), slog.String("error", err.Error()))
@@ -148,39 +193,50 @@ func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
 
 // run resolves the image, and finds or makes its artifact while no other build
 // of equal bytes does, in the whole system. It returns when the master knows.
-func (c *Center) run(ctx context.Context, req cubeapi.TCBuildRequest, t *teller) error {
+func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest, t *teller) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err // it never had its turn
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.TemplateCenter.BuildTimeout)
+	limit := c.cfg.TemplateCenter.BuildTimeout
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fault.New(fault.BuildTooLong, "build within templatecenter.build_timeout %s", limit))
 	defer cancel()
+	defer func() {
+		if cause := context.Cause(ctx); err != nil && errors.Is(cause, fault.BuildTooLong) {
+			err = cause
+		}
+	}()
+	t.say("template centre %s begins, as builder %d of at most %d", j.Holder, j.Epoch, template.MaxBuilders)
 	t.phase(template.PhasePulling)
-	ca, err := c.egressCA(req.Request)
+	ca, err := c.egressCA(req)
 	if err != nil {
 		return err
 	}
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
-		Reference: req.Request.SourceImageRef, Auth: rootfs.Auth{Username: req.Request.RegistryUsername, Password: req.Request.RegistryPassword},
+		Reference: req.SourceImageRef, Auth: rootfs.Auth{Username: req.RegistryUsername, Password: req.RegistryPassword},
 		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: c.cfg.TemplateCenter.GuestBinary, WorkDir: c.cfg.TemplateCenter.WorkDir,
 		EgressCA: ca, Cache: c.cache, Limits: rootfs.LimitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: rootfs.PolicyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
 	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		err = fault.Wrap(fault.RegistryDown, err, "image %.200q: its registry did not answer in time", req.SourceImageRef)
+	}
 	if err != nil {
 		return err
 	}
+	t.say("image %s is %s", im.Reference, im.Digest)
 	defer func() {
 		if err := im.Close(); err != nil {
 			c.log.WarnContext(ctx, "image not closed", slog.String("error", err.Error()))
 		}
 	}()
-	spec, err := specOf(req.Request, im)
+	spec, err := specOf(req, im)
 	if err != nil {
 		return err
 	}
 	t.identify(im.Digest, spec)
 	id := template.ArtifactIDOf(im.ContentKey())
 	for {
-		locked, err := c.db.WithLock(ctx, lockOf(id), 0, func(ctx context.Context) error { return c.settle(ctx, req, im, spec, t) })
+		locked, err := c.db.WithLock(ctx, lockOf(id), 0, func(ctx context.Context) error { return c.settle(ctx, j, im, spec, t) })
 		if err != nil || locked {
 			return err
 		}
@@ -197,16 +253,19 @@ func lockOf(id template.ArtifactID) string { return id.BuildLock() }
 
 // settle makes the artifact and tells of it. It runs under the lock until the
 // master has the row: the next in line must find it.
-func (c *Center) settle(ctx context.Context, req cubeapi.TCBuildRequest, im *rootfs.Image, spec string, t *teller) error {
+func (c *Center) settle(ctx context.Context, j claim, im *rootfs.Image, spec string, t *teller) error {
 	for try := 1; ; try++ {
-		done, err := c.make(ctx, req, im, t)
+		done, err := c.make(ctx, j, im, t)
 		if err != nil {
 			return err
 		}
-		done.TemplateID, done.SpecFingerprint = req.TemplateID, spec
+		done.TemplateID, done.SpecFingerprint = string(j.job.TemplateID), spec
 		t.close()
+		if err := fail.Point("templatecenter.before_built"); err != nil {
+			return err
+		}
 		if err = t.built(done); err == nil {
-			return nil
+			return fail.Point("templatecenter.built")
 		}
 		// An artifact that is being deleted cannot be used: the next round removes
 		// it and makes it anew.
@@ -224,19 +283,33 @@ func (c *Center) deleting(ctx context.Context, id template.ArtifactID) bool {
 }
 
 // disown removes bytes that the master refused to register. When it could not
-// be asked they stay: it may have the row and only the answer was lost.
+// be asked they stay: it may have the row and only the answer was lost. A builder
+// that is superseded removes nothing either: its successor may have stored the
+// same bytes by now, and will.
 func (c *Center) disown(ctx context.Context, done cubeapi.JobReport, why error) {
-	if done.Reused || fault.Of(why).Class.Retry {
-		return
+	if !done.Reused && !fault.Of(why).Class.Retry && !errors.Is(why, fault.StaleController) && !errors.Is(why, context.Canceled) {
+		c.unstore(ctx, template.ArtifactID(done.ArtifactID))
 	}
+}
+
+// unstore removes what a build that came to nothing stored, unless it is in the
+// books. The caller has the lock of these bytes.
+func (c *Center) unstore(ctx context.Context, id template.ArtifactID) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 	defer cancel()
-	if _, found, err := c.row(ctx, template.ArtifactID(done.ArtifactID)); err != nil || found {
+	if _, found, err := c.row(ctx, id); err != nil || found {
 		return // the sweep looks again
 	}
-	if err := c.discard(ctx, template.ArtifactID(done.ArtifactID)); err != nil {
-		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", done.ArtifactID), slog.String("error", err.Error()))
+	if err := errors.Join(c.abortUploadsOf(ctx, id), c.discard(ctx, id)); err != nil {
+		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", string(id)), slog.String("error", err.Error()))
 	}
+}
+
+// stillLocked reports whether a build that failed may act on its bytes: it was
+// not ended because its lease or the lock of the bytes was lost.
+func stillLocked(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return cause == nil || !errors.Is(cause, fault.StaleController) && !errors.Is(cause, fault.StoreUnavailable)
 }
 
 func (c *Center) row(ctx context.Context, id template.ArtifactID) (a template.Artifact, found bool, err error) {
@@ -251,10 +324,10 @@ func (c *Center) row(ctx context.Context, id template.ArtifactID) (a template.Ar
 }
 
 // make finds or makes the artifact of im.
-func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootfs.Image, t *teller) (cubeapi.JobReport, error) {
+func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller) (done cubeapi.JobReport, err error) {
 	key := im.ContentKey()
 	id := template.ArtifactIDOf(key)
-	done := cubeapi.JobReport{
+	done = cubeapi.JobReport{
 		Status: cubeapi.StatusBuilt, ArtifactID: string(id), ContentKey: key, SourceImageDigest: im.Digest,
 		StorageBackend: c.keep.Backend(), ObjectKey: objectKey(id), Ext4Path: c.keep.Location(objectKey(id)),
 		ImageConfig: &cubeapi.ImageConfig{Entrypoint: im.Config.Entrypoint, Cmd: im.Config.Cmd, Env: im.Config.Env, WorkingDir: im.Config.WorkingDir, User: im.Config.User},
@@ -264,21 +337,39 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 		return done, err
 	}
 	if have != nil {
+		t.say("artifact %s of equal bytes is used again: %d bytes", id, have.SizeBytes)
 		done.Ext4SHA256, done.Ext4SizeBytes, done.Reused = have.SHA256, have.SizeBytes, true
 		return done, nil
 	}
 	if err := c.storeRoom(ctx, im); err != nil {
 		return done, err
 	}
-	file := rootfs.Target(c.cfg.TemplateCenter.WorkDir, req.JobID)
+	file := rootfs.Target(c.cfg.TemplateCenter.WorkDir, string(j.job.ID))
 	defer func() { _ = os.Remove(file) }() // gone already when the store took it
 	res, err := im.WriteTo(ctx, file)
 	if err != nil {
 		return done, err
 	}
+	for i, l := range res.Receipt.Layers {
+		t.say("layer %d of %d, %s: %d bytes pulled, %d bytes and %d entries in its archive", i+1, len(res.Receipt.Layers), l.Digest, l.SizeBytes, l.ArchiveBytes, l.Entries)
+	}
+	t.say("ext4 image: %d entries, %d bytes, sha256 %s", res.Entries, res.SizeBytes, res.SHA256)
 	t.phase(template.PhaseStoring)
+	defer func() {
+		if err != nil && stillLocked(ctx) {
+			c.unstore(ctx, id)
+		}
+	}()
 	if err := fail.Point("templatecenter.before_store"); err != nil {
 		return done, err
+	}
+	if err := ctx.Err(); err != nil {
+		return done, err // a store may not look
+	}
+	if j.Epoch > 1 { // an earlier builder may have begun to store these
+		if err := c.abortUploadsOf(ctx, id); err != nil {
+			return done, err
+		}
 	}
 	if err := c.storeReceipt(ctx, id, res.Receipt, file+".receipt"); err != nil {
 		return done, err
@@ -286,6 +377,7 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 	if err := c.keep.Put(ctx, objectKey(id), file); err != nil {
 		return done, err
 	}
+	t.say("stored in %s as %s", c.keep.Backend(), objectKey(id))
 	c.metrics.bytes.WithLabelValues("stored").Add(float64(res.SizeBytes))
 	done.Ext4SHA256, done.Ext4SizeBytes = res.SHA256, res.SizeBytes
 	return done, fail.Point("templatecenter.after_store")

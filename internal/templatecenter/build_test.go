@@ -1,6 +1,7 @@
 package templatecenter_test
 
 import (
+	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/json"
@@ -27,6 +28,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 	"github.com/paddock-dev/paddock/internal/templatecenter"
 	"github.com/paddock-dev/paddock/test/service"
@@ -312,29 +314,49 @@ func TestWithoutATokenNobodyIsLetIn(t *testing.T) {
 	}
 }
 
-func TestAStopFailsWhatWaitsAndWhatRuns(t *testing.T) {
-	r := newRig(t, open(t, sqlite(t)), func(d *templatecenter.Deps) { d.Config.TemplateCenter.MaxConcurrentBuilds = 1 })
-	r.gate.shut()
-	running, waiting := r.job(r.image("one", "1")), r.job(r.image("two", "2"))
-	r.submit(running)
-	r.submit(waiting)
-	eventually(t, "the first build asks", func() bool { return r.gate.waiting() == 1 })
-	r.stop()
-	for _, b := range []cubeapi.TCBuildRequest{running, waiting} {
-		list := r.master.of(b.JobID)
+// A stop fails what runs, and says so although its builds are cancelled. What
+// waits goes on waiting, and is the next one's at once.
+func TestAStopFailsWhatRunsAndLeavesWhatWaits(t *testing.T) {
+	databases(t, func(t *testing.T, db *store.Store) {
+		r := newRig(t, db, func(d *templatecenter.Deps) { d.Config.TemplateCenter.MaxConcurrentBuilds = 1 })
+		r.gate.shut()
+		running, waiting := r.job(r.image("one", "1")), r.job(r.image("two", "2"))
+		r.submit(running)
+		r.submit(waiting)
+		eventually(t, "the first build asks", func() bool { return r.gate.waiting() == 1 })
+		r.stop()
+		list := r.master.of(running.JobID)
 		if len(list) == 0 {
-			t.Fatalf("%s: nothing was told", b.JobID)
+			t.Fatal("nothing was told")
 		}
 		if out := list[len(list)-1]; out.Status != cubeapi.StatusFailed || out.ErrorCode != fault.BuildCancelled.Name {
 			t.Errorf("outcome %+v", out)
 		}
-		if j := r.jobRow(b.JobID); j.State != template.JobFailed {
-			t.Errorf("job is %s", j.State)
+		if j := r.jobRow(running.JobID); j.State != template.JobFailed {
+			t.Errorf("job that ran is %s", j.State)
 		}
-	}
-	if work, kept := r.left(); len(work)+len(kept) > 0 {
-		t.Errorf("left in work %v, in the store %v", work, kept)
-	}
+		if j := r.jobRow(waiting.JobID); j.State != template.JobQueued || len(r.master.of(waiting.JobID)) > 0 {
+			t.Errorf("job that waits is %s", j.State)
+		}
+		r.update(func(ctx context.Context, tx *store.Tx) error {
+			if hold, _, err := templatedb.HoldOf(ctx, tx, template.JobID(running.JobID)); err != nil || hold != template.Lost {
+				t.Errorf("the lease of what ran: %v, %v", hold, err)
+			}
+			up, err := templatedb.CentersUp(ctx, tx)
+			if up {
+				t.Error("a template centre is shown that has stopped")
+			}
+			return err
+		})
+		if work, kept := r.left(); len(work)+len(kept) > 0 {
+			t.Errorf("left in work %v, in the store %v", work, kept)
+		}
+		r.gate.open()
+		r.start()
+		if out := r.master.outcome(waiting.JobID); out.Status != cubeapi.StatusBuilt {
+			t.Errorf("outcome %+v", out)
+		}
+	})
 }
 
 // TestTheMasterMayBeAwayForAWhile: reports are told again, the outcome too.

@@ -1,10 +1,11 @@
 // Package templatecenter is the build service: it makes artifacts of images,
 // keeps their bytes, hands them out, and lets them go.
 //
-// The master owns every row of jobs and templates; this service tells it what
-// happens and writes a job row in two cases only: a job that nobody reported on
-// for too long, which it ends, and one that waits here for its turn, which it
-// touches so that nobody ends it. It must never call a host.
+// The rows of the jobs that wait are its queue, which several such services
+// share. The master owns every row of jobs and templates; this service tells it
+// what happens and writes a job row in two cases only: one that it takes in hand,
+// which it touches, and one that nobody has in hand any more, which it ends. It
+// must never call a host.
 package templatecenter
 
 import (
@@ -104,7 +105,7 @@ func New(d Deps) (*Center, error) {
 	if c.board == nil {
 		c.board = &progress.Memory{}
 	}
-	c.queue = newQueue(d.Config.TemplateCenter.MaxConcurrentBuilds, &c.metrics, c.build)
+	c.queue = newQueue(c, d.Config.TemplateCenter.MaxConcurrentBuilds)
 	var err error
 	c.handler, err = c.routes(d.Metrics)
 	return c, err
@@ -188,15 +189,15 @@ func (c *Center) bytes() (keeper, error) {
 	return c.keep, nil
 }
 
-// Run sweeps, and keeps the jobs that wait alive, until ctx ends. Then builds that wait or run are cancelled, and it
-// returns when each has told the master, or could not within ten seconds. The
-// centre takes no work afterwards.
+// Run builds the jobs of the queue, and sweeps, until ctx ends. Then builds that
+// run are cancelled, and it returns when each has told the master, or could not
+// within ten seconds. The centre takes no work afterwards.
 func (c *Center) Run(ctx context.Context) error {
 	if err := c.open(); err != nil {
 		return err
 	}
 	var loops sync.WaitGroup
-	loops.Go(func() { c.beatUntil(ctx) })
+	loops.Go(func() { c.queue.run(ctx) })
 	c.sweepUntil(ctx)
 	loops.Wait()
 	c.queue.stop()
@@ -254,6 +255,7 @@ type metrics struct {
 	build   *prometheus.HistogramVec
 	waiting prometheus.Gauge
 	running prometheus.Gauge
+	wait    prometheus.Histogram
 	bytes   *prometheus.CounterVec
 	stalled prometheus.Counter
 }
@@ -263,11 +265,12 @@ func newMetrics(reg *prometheus.Registry) metrics {
 	m := metrics{
 		phase:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_build_phase_seconds", Help: "Duration of each phase of a build.", Buckets: seconds}, []string{"phase"}),
 		build:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_build_seconds", Help: "Duration of builds by outcome, from their turn to their end.", Buckets: seconds}, []string{"outcome"}),
-		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_waiting", Help: "Builds that wait for their turn."}),
-		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_running", Help: "Builds that run."}),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_waiting", Help: "Jobs that wait for a builder, in the whole system."}),
+		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_builds_running", Help: "Builds that run in this process."}),
+		wait:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_build_wait_seconds", Help: "How long jobs waited for their builder.", Buckets: seconds}),
 		bytes:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_artifact_bytes_total", Help: "Bytes of artifacts: stored, and served to hosts."}, []string{"direction"}),
 		stalled: prometheus.NewCounter(prometheus.CounterOpts{Name: "paddock_jobs_stalled_total", Help: "Jobs that a sweep ended."}),
 	}
-	reg.MustRegister(m.phase, m.build, m.waiting, m.running, m.bytes, m.stalled)
+	reg.MustRegister(m.phase, m.build, m.waiting, m.running, m.wait, m.bytes, m.stalled)
 	return m
 }

@@ -3,7 +3,9 @@ package templatecenter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,7 +13,9 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/lease"
 	"github.com/paddock-dev/paddock/internal/rootfs"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
@@ -38,13 +42,18 @@ var percent = map[template.Phase]int{
 type teller struct {
 	c      *Center
 	jobID  string
+	lease  lease.Fence
 	ctx    context.Context // of the build
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
 	now      cubeapi.JobReport   // what is true now
 	phases   []cubeapi.JobReport // begun and not told yet
-	changed  bool                // now is newer than what was sent
+	lines    []cubeapi.LogEntry  // said and not told yet
+	said     int
+	news     int // counts the changes of now
+	told     int // the last of them that was sent
+	entered  int // the last of them that is in phases
 	current  template.Phase
 	began    time.Time
 	span     trace.Span
@@ -60,8 +69,8 @@ type teller struct {
 }
 
 // newTeller begins to tell. close ends it; cancel is called if the job is gone.
-func (c *Center) newTeller(ctx context.Context, jobID string, cancel context.CancelCauseFunc) *teller {
-	t := &teller{c: c, jobID: jobID, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), quit: make(chan struct{}), ended: make(chan struct{})}
+func (c *Center) newTeller(ctx context.Context, j claim, cancel context.CancelCauseFunc) *teller {
+	t := &teller{c: c, jobID: string(j.job.ID), lease: j.Fence, ctx: ctx, cancel: cancel, wake: make(chan struct{}, 1), quit: make(chan struct{}), ended: make(chan struct{})}
 	go t.loop()
 	return t
 }
@@ -84,7 +93,7 @@ func (t *teller) event(e rootfs.Event) {
 		took := max(time.Since(t.pullFrom).Seconds(), 0.001)
 		t.pull = template.Pull{TotalBytes: e.TotalBytes, DoneBytes: e.DoneBytes, TotalLayers: e.TotalLayers, DoneLayers: e.DoneLayers, BytesPerSecond: int64(float64(e.DoneBytes) / took)}
 		t.now.PullTotalBytes, t.now.PullDoneBytes, t.now.PullTotalLayers, t.now.PullDoneLayers, t.now.PullBytesPerSecond = t.pull.TotalBytes, t.pull.DoneBytes, t.pull.TotalLayers, t.pull.DoneLayers, t.pull.BytesPerSecond
-		t.changed = true
+		t.news++
 	}
 	if e.Phase != t.current {
 		t.enter(e.Phase)
@@ -101,7 +110,8 @@ func (t *teller) enter(p template.Phase) {
 	t.current, t.began = p, time.Now()
 	_, t.span = tracer().Start(t.ctx, "template.image."+string(p))
 	t.now.Status, t.now.Phase, t.now.Progress = cubeapi.StatusRunning, cubeapi.Word(p), percent[p]
-	t.phases = append(t.phases, t.now)
+	t.news++
+	t.phases, t.entered = append(t.phases, t.now), t.news
 	t.rouse()
 }
 
@@ -118,8 +128,46 @@ func (t *teller) leave() {
 func (t *teller) identify(digest, spec string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.now.SourceImageDigest, t.now.SpecFingerprint, t.changed = digest, spec, true
+	t.now.SourceImageDigest, t.now.SpecFingerprint = digest, spec
+	t.news++
 	t.rouse()
+}
+
+const (
+	logSource = "templatecenter"
+	maxSaid   = 2000 // lines of one build
+	maxLines  = 200  // of one report
+)
+
+// say adds a line to what is kept of the job.
+func (t *teller) say(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.said++; t.said > maxSaid {
+		return
+	}
+	line := fault.Clip(fmt.Sprintf(format, args...), templatedb.MaxLogLine)
+	if t.said == maxSaid {
+		line = "this builder has more to say than is kept"
+	}
+	t.lines = append(t.lines, cubeapi.LogEntry{AtMS: time.Now().UnixMilli(), Line: line})
+	t.rouse()
+}
+
+// withLines gives a report the lines that are not told yet, as many as one may
+// have.
+func (t *teller) withLines(r cubeapi.JobReport) cubeapi.JobReport {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r.Log = slices.Clone(t.lines[:min(len(t.lines), maxLines)])
+	return r
+}
+
+// toldLines forgets the first lines, which are told.
+func (t *teller) toldLines(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = t.lines[n:]
 }
 
 func (t *teller) rouse() {
@@ -152,24 +200,24 @@ func (t *teller) loop() {
 func (t *teller) due() <-chan time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.changed || t.now.Status == "" {
+	if t.news == t.told && len(t.lines) == 0 || t.now.Status == "" {
 		return nil
 	}
 	return time.After(time.Until(t.sent.Add(reportEvery)))
 }
 
-// tell sends the phases that began, then what is true now if it is due or the
-// beat asks for it.
+// tell sends the phases that began, then what is true now and what was said if
+// that is due or the beat asks for it.
 func (t *teller) tell(beat bool) {
 	t.post()
 	t.mu.Lock()
-	reports := t.phases
+	reports, at := t.phases, t.entered
 	t.phases = nil
-	if len(reports) == 0 && t.now.Status != "" && (beat || t.changed && time.Since(t.sent) >= reportEvery) {
-		reports = append(reports, t.now)
+	if due := (t.news > t.told || len(t.lines) > 0) && time.Since(t.sent) >= reportEvery; len(reports) == 0 && t.now.Status != "" && (beat || due) {
+		reports, at = append(reports, t.now), t.news
 	}
 	if len(reports) > 0 {
-		t.changed, t.sent = reports[len(reports)-1] != t.now, time.Now()
+		t.told, t.sent = at, time.Now()
 	}
 	t.mu.Unlock()
 	for _, r := range reports {
@@ -218,15 +266,16 @@ func (t *teller) built(r cubeapi.JobReport) error {
 	return t.send(ctx, r, outcomeTries)
 }
 
-// failed tells that the job failed.
-func (t *teller) failed(r cubeapi.JobReport) {
+// failed tells that the job failed, and reports whether the master knows.
+func (t *teller) failed(r cubeapi.JobReport) bool {
 	ctx, cancel := t.lasting()
 	defer cancel()
 	err := t.send(ctx, r, outcomeTries)
 	if over(err) || err == nil {
-		return
+		return true
 	}
-	t.c.log.ErrorContext(t.ctx, "outcome of a build not told; the sweep will end its job", slog.String("job_id", t.jobID), slog.String("error", err.Error()))
+	t.c.log.ErrorContext(t.ctx, "outcome of a build not told; another builder begins anew", slog.String("job_id", t.jobID), slog.String("error", err.Error()))
+	return false
 }
 
 // lasting returns a context that outlives a cancelled build, since its outcome
@@ -243,13 +292,19 @@ func (t *teller) lasting() (context.Context, context.CancelFunc) {
 	return ctx, func() { cancel(); unhook() }
 }
 
-// send reports, and again while the master may only be away for a moment.
+// send reports, and again while the master may only be away for a moment. What
+// was said goes along; the lease proves that this is the builder.
 func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error {
+	r = t.withLines(r)
+	r.Holder, r.Epoch = t.lease.Holder, int64(t.lease.Epoch)
 	pause := firstPause
 	for try := 1; ; try++ {
 		bounded, cancel := context.WithTimeout(ctx, callTime)
 		err := t.c.report.Job(bounded, t.jobID, r)
 		cancel()
+		if err == nil {
+			t.toldLines(len(r.Log))
+		}
 		if err == nil || try == tries || !again(err) {
 			return err
 		}
@@ -262,10 +317,10 @@ func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error
 	}
 }
 
-// over reports whether the master has no use for a build any more: its job was
-// deleted, or has an outcome that this build cannot change.
+// over reports whether nobody has use for a build any more: its job was deleted,
+// has an outcome that this build cannot change, or is another builder's.
 func over(err error) bool {
-	return errors.Is(err, fault.JobNotFound) || errors.Is(err, fault.StateConflict)
+	return errors.Is(err, fault.JobNotFound) || errors.Is(err, fault.StateConflict) || errors.Is(err, fault.StaleController)
 }
 
 // again reports whether the same report may be taken later: the master is

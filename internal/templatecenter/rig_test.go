@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -18,8 +19,11 @@ import (
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/lease"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/id"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
@@ -109,6 +113,10 @@ func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if err := m.write(r.Context(), template.JobID(jobID), rep); err != nil {
 		m.t.Logf("report of %s not written: %v", jobID, err)
+		if errors.Is(err, fault.StaleController) {
+			serve.WriteError(w, r, err)
+			return
+		}
 		answer(w, http.StatusConflict)
 		return
 	}
@@ -132,6 +140,11 @@ func answer(w http.ResponseWriter, status int) {
 
 func (m *master) write(ctx context.Context, jobID template.JobID, r cubeapi.JobReport) error {
 	return m.db.Update(ctx, func(tx *store.Tx) error {
+		if r.Epoch != 0 {
+			if err := tx.Guard(ctx, lease.Fence{Subject: template.BuildSubject(jobID), Holder: r.Holder, Epoch: lease.Epoch(r.Epoch)}); err != nil {
+				return err
+			}
+		}
 		j, err := templatedb.GetJob(ctx, tx, jobID)
 		if err != nil {
 			return err
@@ -267,12 +280,14 @@ type rig struct {
 	url      string
 	client   *cubeapi.CenterClient
 	stop     func()
+	quick    bool // leases are short
+	log      testLog
 }
 
 // newRig starts a centre. change may alter what it is made of.
 func newRig(t *testing.T, db *store.Store, change func(*templatecenter.Deps)) *rig {
 	t.Helper()
-	r := &rig{t: t, db: db, master: &master{t: t, db: db, reports: map[string][]cubeapi.JobReport{}, traces: map[string]string{}}, registry: service.Registry(t)}
+	r := &rig{t: t, db: db, master: &master{t: t, db: db, reports: map[string][]cubeapi.JobReport{}, traces: map[string]string{}}, registry: service.Registry(t), log: testLog{t, &sync.Mutex{}, &strings.Builder{}}}
 	r.gate = newGate(t, r.registry)
 	callback := httptest.NewServer(r.master)
 	t.Cleanup(callback.Close)
@@ -285,7 +300,7 @@ func newRig(t *testing.T, db *store.Store, change func(*templatecenter.Deps)) *r
 	c.TemplateCenter.WorkDir, c.TemplateCenter.GuestBinary = filepath.Join(t.TempDir(), "work"), guest
 	c.TemplateCenter.CacheDir = filepath.Join(t.TempDir(), "layers")
 	c.ArtifactStore.Dir = filepath.Join(t.TempDir(), "artifacts")
-	r.deps = templatecenter.Deps{Config: c, Store: db, Log: slog.New(slog.NewTextHandler(testLog{t}, nil))}
+	r.deps = templatecenter.Deps{Config: c, Store: db, Log: slog.New(slog.NewTextHandler(r.log, nil))}
 	if change != nil {
 		change(&r.deps)
 	}
@@ -302,6 +317,9 @@ func (r *rig) start() {
 		r.t.Fatal(err)
 	}
 	r.center = c
+	if r.quick {
+		c.Quicken()
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
@@ -317,9 +335,23 @@ func (r *rig) start() {
 	r.t.Cleanup(r.stop)
 }
 
-type testLog struct{ t *testing.T }
+// testLog is the log of a centre, in which a test may look for a line.
+type testLog struct {
+	t  *testing.T
+	mu *sync.Mutex
+	b  *strings.Builder
+}
+
+func (l testLog) has(words string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.b.String(), words)
+}
 
 func (l testLog) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Write(b)
 	l.t.Log(strings.TrimSpace(string(b)))
 	return len(b), nil
 }
@@ -338,7 +370,13 @@ func (r *rig) job(ref string, change ...func(*cubeapi.FromImageRequest)) cubeapi
 	for _, c := range change {
 		c(&req)
 	}
-	stored, err := json.Marshal(req)
+	private := req.RegistryUsername != ""
+	kept := req
+	kept.RegistryUsername, kept.RegistryPassword = "", ""
+	stored, err := json.Marshal(struct {
+		cubeapi.FromImageRequest
+		Private bool `json:"private,omitempty"`
+	}{kept, private})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/artifact"
@@ -36,10 +35,12 @@ func (c *Center) sweep(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sweepTime)
 	defer cancel()
 	t := c.cfg.TemplateCenter
+	whatever, pulling := func(template.Phase) bool { return true }, func(p template.Phase) bool { return p == template.PhasePulling }
 	_, err := c.db.WithLock(ctx, sweepLock, 0, func(ctx context.Context) error {
 		return errors.Join(
-			c.endStalled(ctx, template.JobQueued, t.PendingStaleAfter),
-			c.endStalled(ctx, template.JobBuilding, t.RunningStaleAfter),
+			c.sweepStalled(ctx, template.JobQueued, whatever, t.PendingStaleAfter),
+			c.sweepStalled(ctx, template.JobBuilding, pulling, t.PullingStaleAfter),
+			c.sweepStalled(ctx, template.JobBuilding, func(p template.Phase) bool { return !pulling(p) }, t.RunningStaleAfter),
 			c.finishDeletes(ctx),
 			c.removeOrphans(ctx),
 			c.abortUploads(ctx))
@@ -49,84 +50,80 @@ func (c *Center) sweep(ctx context.Context) {
 	}
 }
 
-const (
-	// beatsPerLife is how often a job that waits is touched within the time
-	// after which a silent one is taken for lost.
-	beatsPerLife = 4
-	beatBatch    = 100 // rows of one transaction
-	beatTime     = 30 * time.Second
-)
-
-// beatUntil shows until ctx ends that the jobs in the queue are alive: another
-// centre cannot see that they only wait, and would end them.
-func (c *Center) beatUntil(ctx context.Context) {
-	tick := time.NewTicker(max(c.cfg.TemplateCenter.PendingStaleAfter/beatsPerLife, time.Millisecond))
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		for ids := range slices.Chunk(c.queue.line(), beatBatch) {
-			if err := c.beat(ctx, ids); err != nil && ctx.Err() == nil {
-				c.log.WarnContext(ctx, "jobs that wait could not be marked alive", slog.Int("jobs", len(ids)), slog.String("error", err.Error()))
-			}
-		}
-	}
-}
-
-// beat touches the rows of jobs that wait. One whose turn came meanwhile, or
-// that is gone, needs it no more.
-func (c *Center) beat(ctx context.Context, ids []template.JobID) error {
-	ctx, cancel := context.WithTimeout(ctx, beatTime)
-	defer cancel()
-	return c.db.Update(ctx, func(tx *store.Tx) error {
-		for _, id := range ids {
-			j, err := templatedb.GetJob(ctx, tx, id)
-			if err == nil && j.State == template.JobQueued {
-				_, err = templatedb.TouchJob(ctx, tx, j)
-			}
-			if err != nil && !errors.Is(err, fault.JobNotFound) && !errors.Is(err, fault.VersionConflict) {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// endStalled fails the jobs in state that did not change for that long, by the
-// database's clock, the longest first. Those that this process has in hand are
-// alive: they only wait.
-func (c *Center) endStalled(ctx context.Context, state template.JobState, after time.Duration) error {
+// sweepStalled fails jobs on which nothing happened for that long, by the
+// database's clock, the longest first: those that nobody can have in hand, since
+// this service is up and their turn would have come.
+func (c *Center) sweepStalled(ctx context.Context, state template.JobState, phase func(template.Phase) bool, after time.Duration) error {
 	var old []template.Job
-	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
-		old, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{state}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
+	err := c.db.View(ctx, func(tx *store.Tx) error {
+		list, err := templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{state}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
+		if err != nil {
+			return err
+		}
+		holds, err := templatedb.HoldsOf(ctx, tx, list)
+		old = nil
+		for _, j := range list {
+			// One that is held has a builder, which has a time limit.
+			waits := j.State == template.JobQueued && j.NeedsBuilder() && !isPrivate(j)
+			if holds[j.ID] != template.Held && !waits && phase(j.Phase) {
+				old = append(old, j)
+			}
+		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	var errs []error
+	errs := []error{err}
 	for _, j := range old {
-		if c.queue.has(string(j.ID)) {
-			continue
-		}
-		j.Error, j.ErrorCode = fault.New(fault.BuildStalled, "job %s: nobody reported in phase %s for over %s", j.ID, j.Phase, after).Error(), fault.BuildStalled.Name
-		err := c.db.Update(ctx, func(tx *store.Tx) error {
-			_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobStalled)
-			return err
-		})
-		switch {
-		case errors.Is(err, fault.VersionConflict): // somebody reported meanwhile
-		case err != nil:
-			errs = append(errs, err)
-		default:
-			c.metrics.stalled.Inc()
-			c.log.WarnContext(ctx, "stalled job ended", slog.String("job_id", string(j.ID)))
-		}
+		errs = append(errs, c.endStalled(ctx, j, "nobody reported in phase "+string(j.Phase)+" for over "+after.String()))
 	}
 	return errors.Join(errs...)
+}
+
+// endLost ends the jobs whose builder is lost and that no other may begin anew:
+// as many have tried as may, or the credentials are gone with the first one. may
+// reports what could be built here.
+func (c *Center) endLost(ctx context.Context, may func(template.Job) bool) error {
+	var lost []template.Job
+	err := c.db.View(ctx, func(tx *store.Tx) error {
+		list, err := templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobBuilding}, Limit: sweepLimit})
+		if err != nil {
+			return err
+		}
+		holds, err := templatedb.HoldsOf(ctx, tx, list)
+		lost = nil
+		for _, j := range list {
+			if h := holds[j.ID]; h == template.Spent || h == template.Lost && !may(j) {
+				lost = append(lost, j)
+			}
+		}
+		return err
+	})
+	errs := []error{err}
+	for _, j := range lost {
+		errs = append(errs, c.endStalled(ctx, j, "its builder was lost in phase "+string(j.Phase)+", and no other may begin anew"))
+	}
+	return errors.Join(errs...)
+}
+
+// endStalled fails a job as it was read. One that has changed is alive.
+func (c *Center) endStalled(ctx context.Context, j template.Job, why string) error {
+	j.Error, j.ErrorCode = fault.New(fault.BuildStalled, "job %s: %s", j.ID, why).Error(), fault.BuildStalled.Name
+	err := c.db.Update(ctx, func(tx *store.Tx) error {
+		// A builder that took it since changed the row.
+		_, err := templatedb.MoveJob(ctx, tx, j, template.OnJobStalled)
+		if err != nil {
+			return err
+		}
+		return templatedb.AddLog(ctx, tx, j.ID, templatedb.LogLine{At: tx.Now, Source: logSource, Line: j.Error})
+	})
+	switch {
+	case errors.Is(err, fault.VersionConflict): // somebody reported meanwhile
+		return nil
+	case err != nil:
+		return err
+	}
+	c.metrics.stalled.Inc()
+	c.log.WarnContext(ctx, "stalled job ended", slog.String("job_id", string(j.ID)))
+	return nil
 }
 
 // finishDeletes removes artifacts whose delete was asked for and got lost.
@@ -200,6 +197,18 @@ func (c *Center) abortUploads(ctx context.Context) error {
 	if n > 0 {
 		c.log.WarnContext(ctx, "uploads that nobody completed are aborted", slog.Int("uploads", n))
 	}
+	return err
+}
+
+// abortUploadsOf ends uploads of one artifact that broke off. The caller has the
+// lock of its bytes.
+func (c *Center) abortUploadsOf(ctx context.Context, id template.ArtifactID) error {
+	s, ok := c.keep.(uploader)
+	if !ok {
+		return nil
+	}
+	// A server's clock may be ahead of ours.
+	_, err := s.AbortUploads(ctx, time.Now().Add(uploadAfter), func(key string) bool { return key == objectKey(id) })
 	return err
 }
 

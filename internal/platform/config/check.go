@@ -110,6 +110,7 @@ func (c *Config) checkCenter(k *checker) {
 	}
 	k.positive("templatecenter.build_timeout", t.BuildTimeout)
 	k.positive("templatecenter.pending_stale_after", t.PendingStaleAfter)
+	k.positive("templatecenter.pulling_stale_after", t.PullingStaleAfter)
 	k.positive("templatecenter.running_stale_after", t.RunningStaleAfter)
 	k.positive("templatecenter.reconcile_interval", t.ReconcileInterval)
 }

@@ -108,6 +108,7 @@ type TemplateCenter struct {
 	GuestBinary         string        `yaml:"guest_binary" env:"PADDOCK_GUEST_BINARY" doc:"the agent put into every template; empty: paddock-guest beside this program"`
 	BuildTimeout        time.Duration `yaml:"build_timeout" env:"PADDOCK_BUILD_TIMEOUT" doc:"bound on one build"`
 	PendingStaleAfter   time.Duration `yaml:"pending_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER" doc:"a job that nobody started for so long has failed"`
+	PullingStaleAfter   time.Duration `yaml:"pulling_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER" doc:"a job whose image is pulled and that nobody reported on for so long has failed; one with a builder of this system ends, or is begun anew, as soon as that is lost"`
 	RunningStaleAfter   time.Duration `yaml:"running_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER" doc:"a running job that nobody reported on for so long has failed"`
 	ReconcileInterval   time.Duration `yaml:"reconcile_interval" env:"CUBE_TEMPLATE_CENTER_RECONCILE_INTERVAL" doc:"pause between sweeps over stalled jobs"`
 }

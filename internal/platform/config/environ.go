@@ -34,6 +34,7 @@ var legacy = []rename{
 	{old: "CUBEMASTER_ROOTFS_ARTIFACT_STORE_DIR", new: "CUBE_TEMPLATE_CENTER_ARTIFACT_STORE_DIR"},
 	{old: "CUBEMASTER_ROOTFS_ARTIFACT_DIR", new: "CUBE_TEMPLATE_CENTER_ARTIFACT_WORK_DIR"},
 	{old: "CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", new: "CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER"},
+	{old: "CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", new: "CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER"},
 	{old: "CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", new: "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER"},
 	{old: "CUBE_TEMPLATECENTER_LAYER_CACHE_DIR", new: "PADDOCK_LAYER_CACHE_DIR"},
 	{old: "CUBE_TEMPLATECENTER_LAYER_CACHE_QUOTA_BYTES", new: "PADDOCK_LAYER_CACHE_QUOTA_MIB", per: 1 << 20},
@@ -42,17 +43,16 @@ var legacy = []rename{
 // idle are variables of the system whose names we keep that nothing here
 // reads, and why. They are reported, so that nobody believes in them.
 var idle = map[string]string{
-	"CUBE_TEMPLATE_CENTER_LOOP_MOUNT_EXT4_ENABLED":       "images are made without loop devices",
-	"CUBEMASTER_LOOP_MOUNT_EXT4_ENABLED":                 "images are made without loop devices",
-	"CUBE_TEMPLATE_CENTER_RECONCILE_DISABLED":            "stalled jobs always end",
-	"CUBE_MASTER_IMAGE_JOB_RECONCILE_DISABLED":           "stalled jobs always end",
-	"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER": "CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER holds for pulling too",
-	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_ENABLED":            "there is one way to make images",
-	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_JOBS":               "there is one way to make images",
-	"CUBEMASTER_EXT4_OVERHEAD_PERCENT":                   "images are sized from their entries",
-	"CUBEMASTER_EXT4_FIXED_OVERHEAD_MIB":                 "images are sized from their entries",
-	"CUBE_TEMPLATE_CENTER_NODE_IP":                       "templatecenter.listen says where it listens",
-	"CUBE_SANDBOX_NODE_IP":                               "cubelet.host_ip and templatecenter.listen say it for each role",
+	"CUBE_TEMPLATE_CENTER_LOOP_MOUNT_EXT4_ENABLED": "images are made without loop devices",
+	"CUBEMASTER_LOOP_MOUNT_EXT4_ENABLED":           "images are made without loop devices",
+	"CUBE_TEMPLATE_CENTER_RECONCILE_DISABLED":      "stalled jobs always end",
+	"CUBE_MASTER_IMAGE_JOB_RECONCILE_DISABLED":     "stalled jobs always end",
+	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_ENABLED":      "there is one way to make images",
+	"CUBEMASTER_NATIVE_ROOTFS_EXPORT_JOBS":         "there is one way to make images",
+	"CUBEMASTER_EXT4_OVERHEAD_PERCENT":             "images are sized from their entries",
+	"CUBEMASTER_EXT4_FIXED_OVERHEAD_MIB":           "images are sized from their entries",
+	"CUBE_TEMPLATE_CENTER_NODE_IP":                 "templatecenter.listen says where it listens",
+	"CUBE_SANDBOX_NODE_IP":                         "cubelet.host_ip and templatecenter.listen say it for each role",
 }
 
 // environment is what the process was given, seen through the old names.

@@ -60,6 +60,7 @@ func Default() Config {
 			ImagePolicy:       ImagePolicy{Devices: "strip", FIFOs: "allow", Setuid: "allow", Capabilities: "allow"},
 			BuildTimeout:      30 * time.Minute,
 			PendingStaleAfter: 10 * time.Minute,
+			PullingStaleAfter: 2 * time.Minute,
 			RunningStaleAfter: 2 * time.Minute,
 			ReconcileInterval: 30 * time.Second,
 		},

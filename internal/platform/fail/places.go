@@ -52,7 +52,10 @@ var places = []string{
 	"templatecenter.after_store",
 	"templatecenter.after_upload",
 	"templatecenter.before_move",
+	"templatecenter.before_built",
 	"templatecenter.before_store",
+	"templatecenter.built",
+	"templatecenter.claimed",
 }
 
 // Places returns the names that the environment may arm.

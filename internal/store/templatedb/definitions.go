@@ -110,12 +110,12 @@ func RemoveDefinition(ctx context.Context, tx *store.Tx, d template.Definition) 
 	if err != nil {
 		return err
 	}
-	for _, q := range []string{`DELETE FROM replica WHERE template_id = ?`, `DELETE FROM job WHERE template_id = ?`, `DELETE FROM definition WHERE id = ?`} {
+	for _, q := range []string{`DELETE FROM replica WHERE template_id = ?`, `DELETE FROM definition WHERE id = ?`} {
 		if _, err := tx.Exec(ctx, q, string(d.ID)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return DeleteJobs(ctx, tx, d.ID)
 }
 
 const replicaColumns = `template_id, host_id, state, version, artifact_id, job_id, error, created_us, changed_us`

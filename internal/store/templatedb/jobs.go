@@ -189,23 +189,36 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 // ForgetFailed removes jobs that failed before the given time and of which no
 // template came, at most limit.
 func ForgetFailed(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
-	old, err := store.Collect(ctx, tx, func(r store.Scanner) (id string, err error) {
-		return id, r.Scan(&id)
-	}, `SELECT id FROM job WHERE state = ? AND changed_us < ? AND NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = job.template_id) ORDER BY changed_us LIMIT ?`,
+	old, err := store.Collect(ctx, tx, scanJobID, `SELECT id FROM job WHERE state = ? AND changed_us < ? AND NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = job.template_id) ORDER BY changed_us LIMIT ?`,
 		string(template.JobFailed), before.UnixMicro(), limitOf(limit))
 	if err != nil {
 		return 0, err
 	}
 	for i, id := range old {
-		if _, err := tx.Exec(ctx, `DELETE FROM job WHERE id = ? AND state = ?`, id, string(template.JobFailed)); err != nil {
+		n, err := tx.Exec(ctx, `DELETE FROM job WHERE id = ? AND state = ?`, string(id), string(template.JobFailed))
+		if err == nil && n > 0 {
+			err = forgetJob(ctx, tx, id)
+		}
+		if err != nil {
 			return i, err
 		}
 	}
 	return len(old), nil
 }
 
-// DeleteJobs removes a template's jobs.
+func scanJobID(r store.Scanner) (id template.JobID, err error) { return id, r.Scan(&id) }
+
+// DeleteJobs removes a template's jobs, with their logs and leases.
 func DeleteJobs(ctx context.Context, tx *store.Tx, id template.ID) error {
-	_, err := tx.Exec(ctx, `DELETE FROM job WHERE template_id = ?`, string(id))
+	jobs, err := store.Collect(ctx, tx, scanJobID, `SELECT id FROM job WHERE template_id = ?`, string(id))
+	if err != nil {
+		return err
+	}
+	for _, j := range jobs {
+		if err := forgetJob(ctx, tx, j); err != nil {
+			return err
+		}
+	}
+	_, err = tx.Exec(ctx, `DELETE FROM job WHERE template_id = ?`, string(id))
 	return err
 }

@@ -1,0 +1,65 @@
+package templatedb
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/template"
+)
+
+const (
+	// MaxLogLines is how many lines of a job are kept; one more says that the
+	// rest was cut.
+	MaxLogLines = 5000
+	// MaxLogLine is how many bytes of a line are kept.
+	MaxLogLine = 2048
+)
+
+// LogLine is one line of what is said of a job.
+type LogLine struct {
+	Seq    int64
+	At     time.Time
+	Source string // the role that said it
+	Line   string
+}
+
+// AddLog adds lines to what is said of a job. Who loses a race for a number
+// gets fault.VersionConflict and runs its transaction again.
+func AddLog(ctx context.Context, tx *store.Tx, id template.JobID, lines ...LogLine) error {
+	if len(lines) == 0 {
+		return nil
+	}
+	var last sql.NullInt64
+	if _, err := tx.Row(ctx, `SELECT MAX(seq) FROM job_log WHERE job_id = ?`, []any{string(id)}, &last); err != nil {
+		return err
+	}
+	for _, l := range lines {
+		last.Int64++
+		if last.Int64 > MaxLogLines+1 {
+			return nil
+		}
+		if last.Int64 == MaxLogLines+1 {
+			l.Line = "the log is cut here: it has as many lines as are kept"
+		}
+		err := tx.Insert(ctx, fault.VersionConflict, `INSERT INTO job_log (job_id, seq, at_us, source, line) VALUES (?, ?, ?, ?, ?)`,
+			string(id), last.Int64, l.At.UnixMicro(), l.Source, []byte(fault.Clip(l.Line, MaxLogLine)))
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// JobLog returns what is said of a job behind the line numbered after, at most
+// limit lines.
+func JobLog(ctx context.Context, tx *store.Tx, id template.JobID, after int64, limit int) ([]LogLine, error) {
+	return store.Collect(ctx, tx, func(r store.Scanner) (l LogLine, err error) {
+		var at int64
+		err = r.Scan(&l.Seq, &at, &l.Source, &l.Line)
+		l.At = time.UnixMicro(at)
+		return l, err
+	}, `SELECT seq, at_us, source, line FROM job_log WHERE job_id = ? AND seq > ? ORDER BY seq LIMIT ?`, string(id), after, limitOf(limit))
+}
