@@ -126,6 +126,7 @@ func TestARedoReusesReadyBytes(t *testing.T) {
 				t.Errorf("%s: %+v", c.mode, j)
 			}
 		}
+		r.reported(made.ArtifactID, b)
 		b.set(func(h *fakeHost) { delete(h.artifacts, made.ArtifactID); h.ensure = broken })
 		eventually(t, "the host reports its loss", func() bool { return r.reports(b, made.ArtifactID) == 0 })
 		r.redo(cubeapi.RedoRequest{TemplateID: "app"})
@@ -221,6 +222,7 @@ func TestBytesThatHostsFindCorruptAreBuiltAgain(t *testing.T) {
 	r.start()
 	h := r.host(0, plenty)
 	made := r.template()
+	r.reported(made.ArtifactID, h)
 	r.center.set(func(c *fakeCenter) { c.bytes[made.ArtifactID][0] ^= 1 })
 	h.set(func(h *fakeHost) { delete(h.artifacts, made.ArtifactID) })
 	eventually(t, "the host reports its loss", func() bool { return r.reports(h, made.ArtifactID) == 0 })
