@@ -569,3 +569,98 @@ func TestARedoSurvivesACrashAtEachStep(t *testing.T) {
 		}
 	}
 }
+
+// A request that reaches two masters at once is one job.
+func TestTwoMastersHaveOneCreate(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r := newRig(t, dsn)
+		r.start()
+		second, other := r.process(), newFace(t)
+		other.show(second.Handler())
+		apis := []*cubeapi.Client{r.api, cubeapi.NewClient(other.URL, apiKey)}
+		r.host(0, plenty)
+		for round := range 4 {
+			q := image(func(q *cubeapi.FromImageRequest) { q.RequestID = fmt.Sprintf("create-%d", round) })
+			var mu sync.Mutex
+			jobs := map[string]bool{}
+			var all sync.WaitGroup
+			for i := range 8 {
+				all.Go(func() {
+					j, err := apis[i%2].FromImage(t.Context(), q)
+					mu.Lock()
+					defer mu.Unlock()
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					jobs[j.JobID] = true
+				})
+			}
+			all.Wait()
+			if len(jobs) != 1 {
+				t.Errorf("round %d: jobs %v", round, jobs)
+			}
+			for id := range jobs {
+				j := r.ended(id)
+				if j.Status != "READY" || len(r.jobs(j.TemplateID)) != 1 {
+					t.Errorf("job: %+v", j)
+				}
+			}
+		}
+	})
+}
+
+// What becomes of job and template, by how many hosts take it again and how
+// many had it before.
+func TestTheMatrixOfRedos(t *testing.T) {
+	for _, c := range []struct {
+		name           string
+		had, take      [2]bool // hosts that hold it before the redo; hosts that take it
+		job, template  string
+		ready, replica int // hosts of the job, replicas of the template
+	}{
+		{"all had, all take", [2]bool{true, true}, [2]bool{true, true}, "READY", "READY", 2, 2},
+		{"none had, all take", [2]bool{}, [2]bool{true, true}, "READY", "READY", 2, 2},
+		{"one had, all take", [2]bool{true, false}, [2]bool{true, true}, "READY", "READY", 2, 2},
+		{"all had, one takes", [2]bool{true, true}, [2]bool{true, false}, "READY", "READY", 1, 2},
+		{"none had, one takes", [2]bool{}, [2]bool{true, false}, "READY", "PARTIALLY_READY", 1, 1},
+		{"one had, the other takes", [2]bool{true, false}, [2]bool{false, true}, "READY", "READY", 1, 2},
+		{"all had, none takes", [2]bool{true, true}, [2]bool{}, "FAILED", "READY", 0, 2},
+		{"one had, none takes", [2]bool{true, false}, [2]bool{}, "FAILED", "PARTIALLY_READY", 0, 1},
+		{"none had, none takes", [2]bool{}, [2]bool{}, "FAILED", "FAILED", 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, sqlite(t))
+			r.start()
+			hosts := []*fakeHost{r.host(0, plenty), r.host(1, plenty)}
+			made := r.template(alias("app"))
+			r.reported(made.ArtifactID, hosts...)
+			for i, h := range hosts {
+				h.set(func(h *fakeHost) {
+					if !c.had[i] {
+						clear(h.artifacts)
+					}
+					if !c.take[i] {
+						h.ensure = broken
+					}
+				})
+				if !c.had[i] {
+					eventually(t, "the host reports its loss", func() bool { return r.reports(h, made.ArtifactID) == 0 })
+				}
+			}
+			j := r.redo(cubeapi.RedoRequest{TemplateID: "app"})
+			if j.Status != c.job || j.TemplateStatus != c.template || j.ExpectedNodeCount != 2 || j.ReadyNodeCount != c.ready || j.FailedNodeCount != 2-c.ready {
+				t.Errorf("job: %+v", j)
+			}
+			ready := 0
+			for _, p := range r.shown("app").Replicas {
+				if p.Status == "READY" {
+					ready++
+				}
+			}
+			if ready != c.replica {
+				t.Errorf("%d replicas are ready, want %d", ready, c.replica)
+			}
+		})
+	}
+}
