@@ -265,6 +265,7 @@ func (c *Center) make(ctx context.Context, req cubeapi.TCBuildRequest, im *rootf
 	}
 	if have != nil {
 		done.Ext4SHA256, done.Ext4SizeBytes, done.Reused = have.SHA256, have.SizeBytes, true
+		done.StorageBackend, done.ObjectKey = have.Backend, have.Location // they may be in the directory of before
 		return done, nil
 	}
 	if err := c.storeRoom(ctx, im); err != nil {
