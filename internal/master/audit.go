@@ -20,6 +20,8 @@ import (
 const (
 	actTemplateCreate = "template.create"
 	actTemplateDelete = "template.delete"
+	actTemplateRedo   = "template.redo"
+	actTemplateMove   = "template.migrate"
 	actTemplateForce  = "template.force_delete"
 	actTemplateRedo   = "template.redo"
 	actTemplateMove   = "template.migrate"

@@ -398,6 +398,9 @@ func (m *Master) beginRedo(ctx context.Context, tx *store.Tx, r redoing, j *temp
 	if *j, err = templatedb.AddJob(ctx, tx, *j); errors.Is(err, fault.Exists) {
 		return fault.VersionConflict // another request was faster: look again
 	}
+	if err == nil {
+		err = audit(ctx, tx, actTemplateRedo, string(j.TemplateID), "job", string(j.ID), "mode", string(j.Plan.RedoMode), "scope", strings.Join(j.Plan.Scope, " "), "rebuild", r.rebuild)
+	}
 	switch {
 	case err != nil || private:
 		return err
