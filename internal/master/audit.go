@@ -23,8 +23,6 @@ const (
 	actTemplateRedo   = "template.redo"
 	actTemplateMove   = "template.migrate"
 	actTemplateForce  = "template.force_delete"
-	actTemplateRedo   = "template.redo"
-	actTemplateMove   = "template.migrate"
 	actAliasSet       = "alias.set"
 	actAliasMove      = "alias.move"
 	actAliasClear     = "alias.clear"

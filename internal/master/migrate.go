@@ -137,9 +137,6 @@ func (m *Master) submitMigrate(ctx context.Context, req cubeapi.MigrateRequest) 
 		if errors.Is(err, fault.Exists) {
 			return fault.VersionConflict // another request was faster: look again
 		}
-		if err == nil {
-			err = audit(ctx, tx, actTemplateMove, string(d.ID), "job", string(j.ID), "artifact", string(a.ID), "from", a.Backend)
-		}
 		if err != nil {
 			return err
 		}

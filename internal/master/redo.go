@@ -333,7 +333,7 @@ func (m *Master) storeRedo(ctx context.Context, req cubeapi.RedoRequest, seen re
 		if err := m.beginRedo(ctx, tx, r, &j, private); err != nil {
 			return err
 		}
-		return audit(ctx, tx, actTemplateRedo, string(r.id()), "job", string(j.ID), "mode", string(redoMode(req)), "rebuild", r.rebuild)
+		return audit(ctx, tx, actTemplateRedo, string(r.id()), "job", string(j.ID), "mode", string(redoMode(req)), "scope", strings.Join(req.DistributionScope, " "), "rebuild", r.rebuild)
 	})
 	if err != nil || j.ID != fresh {
 		m.forget(fresh)
@@ -397,9 +397,6 @@ func (m *Master) beginRedo(ctx context.Context, tx *store.Tx, r redoing, j *temp
 	}
 	if *j, err = templatedb.AddJob(ctx, tx, *j); errors.Is(err, fault.Exists) {
 		return fault.VersionConflict // another request was faster: look again
-	}
-	if err == nil {
-		err = audit(ctx, tx, actTemplateRedo, string(j.TemplateID), "job", string(j.ID), "mode", string(j.Plan.RedoMode), "scope", strings.Join(j.Plan.Scope, " "), "rebuild", r.rebuild)
 	}
 	switch {
 	case err != nil || private:

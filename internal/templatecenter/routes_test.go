@@ -31,9 +31,6 @@ var contract = map[string]string{
 	"POST /tc/api/v1/artifact/migrate":     "roleToken",
 	"POST /tc/api/v1/artifact/upload":      "roleToken",
 	"GET /tc/api/v1/artifact/receipt":      "roleToken",
-	"GET /tc/api/v1/artifact/stat":         "roleToken",
-	"POST /tc/api/v1/artifact/migrate":     "roleToken",
-	"POST /tc/api/v1/artifact/upload":      "roleToken",
 	"POST /tc/api/v1/artifact/delete":      "roleToken",
 	"POST /tc/api/v1/build":                "roleToken",
 }
