@@ -31,7 +31,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.templateDeleteCommand(), a.gcCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
+	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.redoCommand(), a.mergeCommand(), a.templateDeleteCommand(), a.gcCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
 		a.buildStateCommand("build-status", "Show a build in the form of E2B clients", false), a.buildStateCommand("build-watch", "Follow a build until it ends, in the form of E2B clients", true))
 	return c
 }
@@ -249,6 +249,9 @@ func printJob(w io.Writer, j *cubeapi.Job) {
 	fmt.Fprintf(w, "job_id:\t%s\ntemplate_id:\t%s\nalias:\t%s\nstatus:\t%s\nphase:\t%s\nprogress:\t%d%%\n", j.JobID, j.TemplateID, j.Alias, j.Status, j.Phase, j.Progress)
 	if j.QueuePosition > 0 {
 		fmt.Fprintf(w, "queue:\t%d of %d\n", j.QueuePosition, j.QueueLength)
+	}
+	if j.RedoMode != "" {
+		fmt.Fprintf(w, "redo_mode:\t%s\nretry_of_job_id:\t%s\n", j.RedoMode, j.RetryOfJobID)
 	}
 	if j.ExpectedNodeCount > 0 {
 		fmt.Fprintf(w, "distribution:\t%d/%d ready, %d failed\n", j.ReadyNodeCount, j.ExpectedNodeCount, j.FailedNodeCount)

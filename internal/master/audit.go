@@ -20,10 +20,10 @@ import (
 const (
 	actTemplateCreate = "template.create"
 	actTemplateDelete = "template.delete"
-	actTemplateForce  = "template.force_delete"
 	actTemplateRedo   = "template.redo"
 	actTemplateMove   = "template.migrate"
 	actJobCancel      = "job.cancel"
+	actTemplateForce  = "template.force_delete"
 	actAliasSet       = "alias.set"
 	actAliasMove      = "alias.move"
 	actAliasClear     = "alias.clear"

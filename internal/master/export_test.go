@@ -37,6 +37,7 @@ func (m *Master) Quicken() {
 		spread:         100 * time.Millisecond,
 		step:           2 * time.Second,
 		repair:         time.Hour, // see Repair
+		scan:           time.Millisecond,
 		repairFirst:    20 * time.Millisecond,
 		repairLast:     200 * time.Millisecond,
 		healAgain:      50 * time.Millisecond,

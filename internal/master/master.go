@@ -69,6 +69,7 @@ type Master struct {
 	inHand      map[template.JobID]bool        // jobs that this process resumes now
 	collected   time.Time                      // when it was last looked for what nobody needs
 	resuming    chan struct{}                  // as many as may be resumed at once
+	moving      chan struct{}                  // as many whose bytes may be moved at once
 	work        sync.WaitGroup
 	stopped     bool
 }
@@ -96,6 +97,7 @@ type pace struct {
 	spread         time.Duration // a host waits so long for others to have an artifact
 	step           time.Duration // of a sweep
 	repair         time.Duration // between two rounds of repair
+	scan           time.Duration // between two looks whether the store has all bytes
 	repairFirst    time.Duration // a host that failed is tried again after so long, then ever later
 	repairLast     time.Duration // and at the latest after so long
 	healAgain      time.Duration // bytes that could not be built again are tried again after so long
@@ -125,6 +127,7 @@ func defaultPace(c config.Master) pace {
 		spread:         30 * time.Second,
 		step:           time.Minute,
 		repair:         15 * time.Second,
+		scan:           10 * time.Minute,
 		repairFirst:    30 * time.Second,
 		repairLast:     30 * time.Minute,
 		healAgain:      30 * time.Minute,
@@ -165,6 +168,7 @@ func New(d Deps) (*Master, error) {
 		credentials: map[template.JobID]credentials{},
 		inHand:      map[template.JobID]bool{},
 		resuming:    make(chan struct{}, resumesAtOnce),
+		moving:      make(chan struct{}, movesAtOnce),
 		metrics: metrics{
 			create:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_create_seconds", Help: "Duration of creates by outcome.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 14)}, []string{"outcome"}),
 			decision: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_scheduler_decision_seconds", Help: "Duration of one decision.", Buckets: prometheus.ExponentialBuckets(0.000005, 4, 10)}),

@@ -20,6 +20,9 @@ import (
 )
 
 const (
+	// movesAtOnce bounds the moves of one process. They are slow, and must not
+	// hold up distributions.
+	movesAtOnce    = 2
 	progressMoving = 20
 	progressMoved  = 80
 )
@@ -149,7 +152,7 @@ func (m *Master) submitMigrate(ctx context.Context, req cubeapi.MigrateRequest) 
 	if err := m.step("master.migrate.after_commit"); err != nil {
 		return j, err
 	}
-	m.resumeSoon(ctx, j.ID)
+	m.goOn(ctx, j.ID, m.moving)
 	return j, nil
 }
 

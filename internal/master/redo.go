@@ -333,7 +333,7 @@ func (m *Master) storeRedo(ctx context.Context, req cubeapi.RedoRequest, seen re
 		if err := m.beginRedo(ctx, tx, r, &j, private); err != nil {
 			return err
 		}
-		return audit(ctx, tx, actTemplateRedo, string(r.id()), "job", string(j.ID), "mode", string(redoMode(req)), "rebuild", r.rebuild)
+		return audit(ctx, tx, actTemplateRedo, string(r.id()), "job", string(j.ID), "mode", string(redoMode(req)), "scope", strings.Join(req.DistributionScope, " "), "rebuild", r.rebuild)
 	})
 	if err != nil || j.ID != fresh {
 		m.forget(fresh)

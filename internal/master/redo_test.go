@@ -2,17 +2,13 @@ package master_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
-	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -126,6 +122,7 @@ func TestARedoReusesReadyBytes(t *testing.T) {
 				t.Errorf("%s: %+v", c.mode, j)
 			}
 		}
+		r.reported(made.ArtifactID, b)
 		b.set(func(h *fakeHost) { delete(h.artifacts, made.ArtifactID); h.ensure = broken })
 		eventually(t, "the host reports its loss", func() bool { return r.reports(b, made.ArtifactID) == 0 })
 		r.redo(cubeapi.RedoRequest{TemplateID: "app"})
@@ -221,6 +218,7 @@ func TestBytesThatHostsFindCorruptAreBuiltAgain(t *testing.T) {
 	r.start()
 	h := r.host(0, plenty)
 	made := r.template()
+	r.reported(made.ArtifactID, h)
 	r.center.set(func(c *fakeCenter) { c.bytes[made.ArtifactID][0] ^= 1 })
 	h.set(func(h *fakeHost) { delete(h.artifacts, made.ArtifactID) })
 	eventually(t, "the host reports its loss", func() bool { return r.reports(h, made.ArtifactID) == 0 })
@@ -467,103 +465,4 @@ func TestARedoBuildsLostBytesAgain(t *testing.T) {
 			t.Errorf("job: %+v", j)
 		}
 	})
-}
-
-// One job works on a template at a time, whichever master was asked: the same
-// request gets the same job, another is refused.
-func TestTwoMastersHaveOneRedo(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
-		r := newRig(t, dsn, func(c *config.Config) { c.Master.DistributeTimeout = time.Minute })
-		r.start()
-		second, other := r.process(), newFace(t)
-		other.show(second.Handler())
-		apis := []*cubeapi.Client{r.api, cubeapi.NewClient(other.URL, apiKey)}
-		h := r.host(0, plenty)
-		made := r.template()
-		for round := range 5 {
-			gate := make(chan struct{})
-			h.set(func(h *fakeHost) {
-				h.ensure = func(ctx context.Context) error {
-					select {
-					case <-gate:
-					case <-ctx.Done():
-					}
-					return ctx.Err()
-				}
-			})
-			var mu sync.Mutex
-			jobs, busy := map[string]string{}, 0
-			var all sync.WaitGroup
-			for i := range 8 {
-				all.Go(func() {
-					name := fmt.Sprintf("round-%d-%d", round, i/2%2) // two requests, each to both masters
-					a, err := apis[i%2].Redo(t.Context(), cubeapi.RedoRequest{RequestID: name, TemplateID: made.TemplateID})
-					mu.Lock()
-					defer mu.Unlock()
-					switch {
-					case errors.Is(err, fault.BuildInProgress):
-						busy++
-					case err != nil:
-						t.Error(err)
-					case jobs[name] != "" && jobs[name] != a.Job.JobID:
-						t.Errorf("%s has jobs %s and %s", name, jobs[name], a.Job.JobID)
-					default:
-						jobs[name] = a.Job.JobID
-					}
-				})
-			}
-			all.Wait()
-			if len(jobs) != 1 || busy != 4 {
-				t.Errorf("jobs %v, %d refused", jobs, busy)
-			}
-			if n := len(r.jobs(made.TemplateID)); n != round+2 {
-				t.Errorf("round %d: %d jobs", round, n)
-			}
-			refused(t, r.api.DeleteTemplate(t.Context(), made.TemplateID), fault.BuildInProgress)
-			close(gate)
-			for name, id := range jobs {
-				if j := r.ended(id); j.Status != "READY" {
-					t.Errorf("%+v", j)
-				}
-				a, err := apis[round%2].Redo(t.Context(), cubeapi.RedoRequest{RequestID: name, TemplateID: made.TemplateID})
-				if err != nil || a.Job.JobID != id {
-					t.Errorf("the same request later: %+v %v", a.Job, err)
-				}
-				_, err = r.api.Redo(t.Context(), cubeapi.RedoRequest{RequestID: name, TemplateID: made.TemplateID, FailedOnly: true})
-				refused(t, err, fault.SubmissionReused)
-			}
-		}
-	})
-}
-
-// A master that ends in the middle of a redo leaves a job that the next one
-// brings to its end.
-func TestARedoSurvivesACrashAtEachStep(t *testing.T) {
-	for _, lost := range []bool{false, true} {
-		for _, step := range []string{"master.redo.after_commit", "master.resume.after_targets", "master.resume.after_host", "master.resume.after_distribute", "master.resume.after_publish"} {
-			t.Run(fmt.Sprintf("%s lost %t", step, lost), func(t *testing.T) {
-				r := newRig(t, sqlite(t))
-				r.start()
-				r.host(0, plenty)
-				made := r.template(alias("app"))
-				r.crash()
-				crash, reached := crashAt(step)
-				r.start(crash)
-				if lost {
-					r.center.set(func(c *fakeCenter) { delete(c.bytes, made.ArtifactID) })
-				}
-				q := cubeapi.RedoRequest{RequestID: "once", TemplateID: "app"}
-				_, _ = r.api.Redo(t.Context(), q) // the answer may be lost
-				wait(t, step, reached)
-				r.crash()
-				r.start()
-				if j := r.redo(q); j.Status != "READY" || j.AttemptNo != 2 || j.TemplateStatus != "READY" {
-					t.Errorf("job: %+v", j)
-				}
-				if d := r.shown("app"); d.Status != "READY" || len(d.Replicas) != 1 {
-					t.Errorf("template: %+v", d)
-				}
-			})
-		}
-	}
 }

@@ -33,10 +33,13 @@ const (
 type repairer struct {
 	template template.ID         // the last that was looked at
 	artifact template.ArtifactID // the last whose bytes were asked for
+	scan     time.Time           // when they are asked for again from the first
+	lost     template.ArtifactID // the last of those that are lost
 	failed   map[lack]*pause
 }
 
-// lack is a template that a host should have.
+// lack is a template that a host should have; without a template it is a host
+// that does not answer.
 type lack struct {
 	template template.ID
 	host     host.ID
@@ -133,8 +136,8 @@ func (m *Master) lacking(ctx context.Context, r *repairer, d template.Definition
 	})
 	for _, f := range m.fit(all, req.FromImageRequest, now, func(id host.ID) bool { _, there := replicas[id]; return there }) {
 		p, there := replicas[f.ID]
-		switch waits := r.failed[lack{d.ID, f.ID}]; {
-		case waits != nil && time.Now().Before(waits.until):
+		switch {
+		case r.waits(lack{d.ID, f.ID}) || r.waits(lack{"", f.ID}):
 		case !there, p.State == template.ReplicaReady && p.ArtifactID != d.ArtifactID:
 			list = append(list, f)
 		case p.State == template.ReplicaReady:
@@ -152,7 +155,22 @@ func (m *Master) lacking(ctx context.Context, r *repairer, d template.Definition
 	return list, len(rows) > 0 && stepErr == nil && to != d.State, err
 }
 
-// note remembers how a host did.
+func (r *repairer) waits(k lack) bool {
+	p := r.failed[k]
+	return p != nil && time.Now().Before(p.until)
+}
+
+// heard remembers how a host did with a template. One that did not answer is
+// not asked for its other templates either: each would take the time of all.
+func (m *Master) heard(r *repairer, name template.ID, h host.ID, err error) {
+	first, last := m.pace.repairFirst, m.pace.repairLast
+	r.note(lack{name, h}, err, first, last)
+	if err == nil || errors.Is(err, fault.HostUnreachable) || errors.Is(err, fault.Deadline) {
+		r.note(lack{"", h}, err, first, last)
+	}
+}
+
+// note remembers how one thing went.
 func (r *repairer) note(k lack, err error, first, last time.Duration) {
 	if err == nil {
 		delete(r.failed, k)
@@ -195,7 +213,7 @@ func (m *Master) repairTemplate(ctx context.Context, r *repairer, name template.
 		w := &round{job: template.Job{ID: now.JobID, TemplateID: now.ID, ArtifactID: a.ID}, artifact: a, hosts: hosts, expected: len(hosts), failed: map[host.ID]error{}}
 		m.repairRound(ctx, w)
 		for _, f := range hosts {
-			r.note(lack{name, f.ID}, w.failed[f.ID], m.pace.repairFirst, m.pace.repairLast)
+			m.heard(r, name, f.ID, w.failed[f.ID])
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -342,39 +360,53 @@ func (m *Master) checkBytes(ctx context.Context, a template.Artifact, verify boo
 	})
 }
 
-// repairBytes asks for the bytes of the next artifacts, by id, and has those
-// that are lost built again.
+// repairBytes has lost bytes built again, and looks for more that are lost.
 func (m *Master) repairBytes(ctx context.Context, r *repairer) error {
-	var list, lost []template.Artifact
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		if list, err = templatedb.ReadyArtifactsAfter(ctx, tx, r.artifact, repairLook); err != nil {
+	if !time.Now().Before(r.scan) {
+		if err := m.scanBytes(ctx, r); err != nil {
 			return err
 		}
-		lost, err = templatedb.ListArtifacts(ctx, tx, templatedb.ArtifactFilter{States: []template.ArtifactState{template.ArtifactFailed}, Limit: repairLook})
+	}
+	var lost []template.Artifact
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		lost, err = templatedb.ArtifactsAfter(ctx, tx, r.lost, repairLook, template.ArtifactFailed)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, a := range list {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		// A template centre that is away is asked once in a round.
-		if err := m.checkBytes(ctx, a, false); err != nil {
-			errs = append(errs, err)
-			break
-		}
-		r.artifact = a.ID
-	}
-	if len(list) < repairLook {
-		r.artifact = ""
-	}
+	errs := []error{err}
 	for _, a := range lost {
 		errs = append(errs, m.heal(ctx, a))
 	}
+	r.lost = ""
+	if len(lost) == repairLook {
+		r.lost = lost[repairLook-1].ID
+	}
 	return errors.Join(errs...)
+}
+
+// scanBytes asks for the bytes of the next artifacts, by id. Once all were asked
+// for it rests for a while.
+func (m *Master) scanBytes(ctx context.Context, r *repairer) error {
+	var list []template.Artifact
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = templatedb.ArtifactsAfter(ctx, tx, r.artifact, repairLook, template.ArtifactReady)
+		return err
+	})
+	for _, a := range list {
+		if err == nil {
+			err = ctx.Err()
+		}
+		if err == nil {
+			err = m.checkBytes(ctx, a, false)
+		}
+		if err != nil {
+			return err // a template centre that is away is asked once in a round
+		}
+		r.artifact = a.ID
+	}
+	if err == nil && len(list) < repairLook {
+		r.artifact, r.scan = "", time.Now().Add(m.pace.scan)
+	}
+	return err
 }
 
 // heal has the templates of a lost artifact built again, or says on each why

@@ -34,7 +34,10 @@ func artifactLock(id template.ArtifactID) string { return "paddock_artifact_" + 
 
 // resumeSoon brings a built job to its end in the background. Another process,
 // or this one again, may try too: a named lock lets one do it.
-func (m *Master) resumeSoon(ctx context.Context, id template.JobID) {
+func (m *Master) resumeSoon(ctx context.Context, id template.JobID) { m.goOn(ctx, id, m.resuming) }
+
+// goOn is resumeSoon for one of so many jobs at once as slots has room for.
+func (m *Master) goOn(ctx context.Context, id template.JobID, slots chan struct{}) {
 	m.mu.Lock()
 	taken := m.inHand[id]
 	m.inHand[id] = true
@@ -49,8 +52,8 @@ func (m *Master) resumeSoon(ctx context.Context, id template.JobID) {
 			delete(m.inHand, id)
 		}()
 		select {
-		case m.resuming <- struct{}{}:
-			defer func() { <-m.resuming }()
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
 		case <-ctx.Done():
 			return
 		}

@@ -79,7 +79,11 @@ func (m *Master) sweepBuilt(ctx context.Context) error {
 		return err
 	})
 	for _, j := range list {
-		m.resumeSoon(ctx, j.ID)
+		slots := m.resuming
+		if j.State == template.JobMigrating {
+			slots = m.moving
+		}
+		m.goOn(ctx, j.ID, slots)
 	}
 	return err
 }

@@ -339,6 +339,7 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 	if have != nil {
 		t.say("artifact %s of equal bytes is used again: %d bytes", id, have.SizeBytes)
 		done.Ext4SHA256, done.Ext4SizeBytes, done.Reused = have.SHA256, have.SizeBytes, true
+		done.StorageBackend, done.ObjectKey = have.Backend, have.Location // they may be in the directory of before
 		return done, nil
 	}
 	if err := c.storeRoom(ctx, im); err != nil {

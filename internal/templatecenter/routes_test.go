@@ -27,10 +27,10 @@ var contract = map[string]string{
 	"GET /health":                          "",
 	"GET /metrics":                         "",
 	"GET /openapi.yaml":                    "",
-	"GET /tc/api/v1/artifact/receipt":      "roleToken",
 	"GET /tc/api/v1/artifact/stat":         "roleToken",
 	"POST /tc/api/v1/artifact/migrate":     "roleToken",
 	"POST /tc/api/v1/artifact/upload":      "roleToken",
+	"GET /tc/api/v1/artifact/receipt":      "roleToken",
 	"POST /tc/api/v1/artifact/delete":      "roleToken",
 	"POST /tc/api/v1/build":                "roleToken",
 }

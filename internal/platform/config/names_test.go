@@ -37,11 +37,11 @@ func TestEveryKnownNameIsTakenOrTold(t *testing.T) {
 		{"CUBE_TEMPLATE_CENTER_RECONCILE_DISABLED", "true", nil, "", "has no effect"},
 		{"CUBE_TEMPLATE_CENTER_RECONCILE_INTERVAL", "7m", func(c config.Config) string { return c.TemplateCenter.ReconcileInterval.String() }, "7m0s", ""},
 		{"CUBE_TEMPLATE_CENTER_RECONCILE_STALE_AFTER", "7m", func(c config.Config) string {
-			return c.TemplateCenter.PendingStaleAfter.String() + " " + c.TemplateCenter.RunningStaleAfter.String()
-		}, "7m0s 7m0s", "old name of"},
+			return c.TemplateCenter.PendingStaleAfter.String() + " " + c.TemplateCenter.PullingStaleAfter.String() + " " + c.TemplateCenter.RunningStaleAfter.String()
+		}, "7m0s 7m0s 7m0s", "old name of"},
 		{"CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER", "7m", func(c config.Config) string { return c.TemplateCenter.PendingStaleAfter.String() }, "7m0s", ""},
 		{"CUBE_TEMPLATE_CENTER_RECONCILE_RUNNING_STALE_AFTER", "7m", func(c config.Config) string { return c.TemplateCenter.RunningStaleAfter.String() }, "7m0s", ""},
-		{"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER", "7m", nil, "", "has no effect"},
+		{"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER", "7m", func(c config.Config) string { return c.TemplateCenter.PullingStaleAfter.String() }, "7m0s", ""},
 		{"CUBE_TEMPLATE_CENTER_NODE_IP", "10.0.0.1", nil, "", "has no effect"},
 		{"CUBE_SANDBOX_NODE_IP", "10.0.0.1", nil, "", "has no effect"},
 		{"CUBE_TEMPLATECENTER_LAYER_CACHE_DIR", "/l", func(c config.Config) string { return c.TemplateCenter.CacheDir }, "/l", "old name of PADDOCK_LAYER_CACHE_DIR"},

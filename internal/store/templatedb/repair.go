@@ -20,10 +20,10 @@ func DefinitionsAfter(ctx context.Context, tx *store.Tx, after template.ID, limi
 	return store.Collect(ctx, tx, scanDefinition, `SELECT `+definitionColumns+` FROM definition WHERE id > ? AND `+in("state", len(states))+` ORDER BY id LIMIT ?`, append(args, limitOf(limit))...)
 }
 
-// ReadyArtifactsAfter returns the ready artifacts whose id comes after the
-// given one, by id, at most limit.
-func ReadyArtifactsAfter(ctx context.Context, tx *store.Tx, after template.ArtifactID, limit int) ([]template.Artifact, error) {
-	return store.Collect(ctx, tx, scanArtifact, `SELECT `+artifactColumns+` FROM artifact WHERE id > ? AND state = ? ORDER BY id LIMIT ?`, string(after), string(template.ArtifactReady), limitOf(limit))
+// ArtifactsAfter returns the artifacts in a state whose id comes after the given
+// one, by id, at most limit.
+func ArtifactsAfter(ctx context.Context, tx *store.Tx, after template.ArtifactID, limit int, state template.ArtifactState) ([]template.Artifact, error) {
+	return store.Collect(ctx, tx, scanArtifact, `SELECT `+artifactColumns+` FROM artifact WHERE id > ? AND state = ? ORDER BY id LIMIT ?`, string(after), string(state), limitOf(limit))
 }
 
 // DefinitionsOf returns the templates made of an artifact, by id, at most
