@@ -101,7 +101,7 @@ func TestAJobWaitsWhileACentreIsUp(t *testing.T) {
 		r.start()
 		r.center.front.hide()
 		r.update(func(ctx context.Context, tx *store.Tx) error {
-			_, err := tx.Acquire(ctx, template.CentersSubject, "another", 5*time.Second)
+			_, err := tx.Acquire(ctx, template.CentersSubject, "another", 3*time.Second)
 			return err
 		})
 		j, err := r.api.FromImage(t.Context(), image())

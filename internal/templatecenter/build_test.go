@@ -342,8 +342,8 @@ func TestAStopFailsWhatRunsAndLeavesWhatWaits(t *testing.T) {
 			if hold, _, err := templatedb.HoldOf(ctx, tx, template.JobID(running.JobID)); err != nil || hold != template.Lost {
 				t.Errorf("the lease of what ran: %v, %v", hold, err)
 			}
-			up, err := templatedb.CentersUp(ctx, tx)
-			if up {
+			l, found, err := tx.LeaseOf(ctx, template.CentersSubject)
+			if !found || l.Until.After(tx.Now) {
 				t.Error("a template centre is shown that has stopped")
 			}
 			return err

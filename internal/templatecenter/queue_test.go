@@ -337,7 +337,8 @@ func TestStalledJobsEnd(t *testing.T) {
 		running := r.job(r.image("one", "1"))
 		r.submit(running)
 		eventually(t, "the first build asks", func() bool { return r.gate.waiting() == 1 })
-		waiting := r.job(r.image("two", "2"))
+		waiting, lost := r.job(r.image("two", "2")), r.job(r.image("three", "3"))
+		r.dead(lost, template.JobBuilding, 1) // it waits for another builder
 		pulling, storing, private := r.job("x/lost:1"), r.job("x/lost:2"), r.job("x/lost:3", privately)
 		r.update(func(ctx context.Context, tx *store.Tx) error {
 			for b, phase := range map[string]template.Phase{pulling.JobID: template.PhasePulling, storing.JobID: template.PhaseStoring} {
@@ -369,11 +370,13 @@ func TestStalledJobsEnd(t *testing.T) {
 			})
 			return old
 		})
-		if j := r.jobRow(waiting.JobID); j.State != template.JobQueued {
-			t.Errorf("a job that waits its turn: %s, %s", j.State, j.Error)
+		for _, b := range []cubeapi.TCBuildRequest{waiting, lost} {
+			if j := r.jobRow(b.JobID); j.State != template.JobQueued && j.State != template.JobBuilding {
+				t.Errorf("a job that waits its turn: %s, %s", j.State, j.Error)
+			}
 		}
 		r.gate.open()
-		for _, b := range []cubeapi.TCBuildRequest{running, waiting} {
+		for _, b := range []cubeapi.TCBuildRequest{running, waiting, lost} {
 			if out := r.master.outcome(b.JobID); out.Status != cubeapi.StatusBuilt {
 				t.Errorf("outcome %+v", out)
 			}

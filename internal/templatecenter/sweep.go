@@ -63,9 +63,9 @@ func (c *Center) sweepStalled(ctx context.Context, state template.JobState, phas
 		holds, err := templatedb.HoldsOf(ctx, tx, list)
 		old = nil
 		for _, j := range list {
-			// One that is held has a builder, which has a time limit.
-			waits := j.State == template.JobQueued && j.NeedsBuilder() && !isPrivate(j)
-			if holds[j.ID] != template.Held && !waits && phase(j.Phase) {
+			// One that is held has a builder, which has a time limit; one that anybody
+			// may build has its turn coming.
+			if h := holds[j.ID]; h != template.Held && (isPrivate(j) || !j.Claimable(h)) && phase(j.Phase) {
 				old = append(old, j)
 			}
 		}

@@ -3,6 +3,7 @@ package templatedb
 import (
 	"context"
 	"strings"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/lease"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -77,10 +78,14 @@ func HoldsOf(ctx context.Context, tx *store.Tx, jobs []template.Job) (map[templa
 	return holds, err
 }
 
-// CentersUp reports whether a template centre is up.
+// centersGrace is how long it may take until another template centre has the
+// lease of one that has gone.
+const centersGrace = 10 * time.Second
+
+// CentersUp reports whether a template centre is up, or was a moment ago.
 func CentersUp(ctx context.Context, tx *store.Tx) (bool, error) {
 	l, found, err := tx.LeaseOf(ctx, template.CentersSubject)
-	return found && l.Until.After(tx.Now), err
+	return found && l.Until.Add(centersGrace).After(tx.Now), err
 }
 
 // forgetJob removes what is beside a job's row.
