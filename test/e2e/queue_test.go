@@ -40,8 +40,12 @@ func TestAnotherCentreBuildsWhatADeadOneHad(t *testing.T) {
 		place   string
 		rebuilt bool
 	}{
-		{"templatecenter.claimed", true}, {"rootfs.pull", true}, {"rootfs.before_rename", true}, {"templatecenter.before_store", true},
-		{"templatecenter.after_store", true}, {"templatecenter.built", false},
+		{"templatecenter.claimed", true},
+		{"rootfs.pull", true},
+		{"rootfs.before_rename", true},
+		{"templatecenter.before_store", true},
+		{"templatecenter.after_store", true},
+		{"templatecenter.built", false},
 	} {
 		t.Run(at.place, func(t *testing.T) {
 			t.Parallel() // most of the time, it waits
