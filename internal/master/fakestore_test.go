@@ -9,6 +9,16 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 )
 
+// jobs counts the jobs that the centre was handed. One that waits long is handed
+// over again, and counts once.
+func (c *fakeCenter) jobs() int {
+	seen := map[string]bool{}
+	for _, b := range c.builds() {
+		seen[b.JobID] = true
+	}
+	return len(seen)
+}
+
 // shown is what the centre says of an artifact's bytes. Once they are moved its
 // store is s3.
 func (c *fakeCenter) shown(id, status string) (cubeapi.TCArtifactAnswer, error) {

@@ -181,7 +181,7 @@ func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 	case errors.Is(err, errStep) || ctx.Err() != nil:
 		return errors.Join(err, ctx.Err())
 	case over:
-		return nil // somebody ended the job; nothing was changed
+		return m.leaveJob(ctx, name) // somebody ended it; nothing was changed
 	case err != nil && fault.Of(err).Class.Retry:
 		return err // a sweep tries again, and ends the job when it is too late
 	case err != nil:

@@ -98,7 +98,7 @@ func TestARedoReusesReadyBytes(t *testing.T) {
 		if d := r.shown("app"); d.Status != "READY" || d.LastError != "" {
 			t.Errorf("template: %+v", d)
 		}
-		if n := len(r.center.builds()); n != 1 {
+		if n := r.center.jobs(); n != 1 {
 			t.Errorf("the centre was asked %d times", n)
 		}
 		if a.called("ensure") != asked || !b.holds(made.ArtifactID) {
@@ -206,7 +206,7 @@ func TestARedoLooksAtTheSizeBeforeItReuses(t *testing.T) {
 	if !plan.Plan.Rebuild || !strings.Contains(plan.Plan.Why, "4 bytes") {
 		t.Errorf("plan: %+v", plan.Plan)
 	}
-	if j := r.redo(cubeapi.RedoRequest{TemplateID: made.TemplateID}); j.Status != "READY" || len(r.center.builds()) != 2 {
+	if j := r.redo(cubeapi.RedoRequest{TemplateID: made.TemplateID}); j.Status != "READY" || r.center.jobs() != 2 {
 		t.Errorf("job: %+v", j)
 	}
 }
@@ -228,7 +228,7 @@ func TestBytesThatHostsFindCorruptAreBuiltAgain(t *testing.T) {
 	if a := r.artifact(made.ArtifactID); a.State != template.ArtifactFailed || !strings.Contains(a.Error, "other bytes") {
 		t.Errorf("artifact: %s %s", a.State, a.Error)
 	}
-	if j := r.redo(cubeapi.RedoRequest{TemplateID: made.TemplateID}); j.Status != "READY" || len(r.center.builds()) != 2 {
+	if j := r.redo(cubeapi.RedoRequest{TemplateID: made.TemplateID}); j.Status != "READY" || r.center.jobs() != 2 {
 		t.Errorf("job: %+v", j)
 	}
 }

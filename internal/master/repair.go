@@ -433,7 +433,7 @@ func (m *Master) heal(ctx context.Context, a template.Artifact) error {
 		if !due[d.ID] {
 			continue
 		}
-		why := error(fault.New(fault.BytesLost, "template %s: master.heal_rebuild is off", d.ID))
+		why := fault.New(fault.BytesLost, "template %s: master.heal_rebuild is off", d.ID)
 		if m.cfg.Master.HealRebuild {
 			var j template.Job
 			if j, why = m.redo(ctx, cubeapi.RedoRequest{RequestID: id.New("heal-"), TemplateID: string(d.ID)}); why == nil {
