@@ -60,11 +60,15 @@ func measure(ctx context.Context, o options) (list []bench.Figure, err error) {
 	if err := r.ready(ctx, 1, r.host("first")); err != nil {
 		return nil, err
 	}
-	copied, brought, fetched, err := r.timed(ctx, o.rounds)
+	next, err := r.next(ctx)
 	if err != nil {
 		return nil, err
 	}
-	next, err := r.next(ctx)
+	// From here on only the store has it.
+	if err := r.drop(ctx, r.hosts["first"]); err != nil {
+		return nil, err
+	}
+	copied, brought, fetched, err := r.timed(ctx, o.rounds)
 	if err != nil {
 		return nil, err
 	}
@@ -142,9 +146,6 @@ func (r *rig) next(ctx context.Context) (float64, error) {
 // fanout readies version 1 on a fleet that has nothing. No host that had it
 // before takes part.
 func (r *rig) fanout(ctx context.Context) (float64, error) {
-	if err := r.drop(ctx, r.hosts["first"]); err != nil {
-		return 0, err
-	}
 	var list []*benchHost
 	for i := range fleet {
 		list = append(list, r.host(fmt.Sprintf("fleet-%d", i)))
