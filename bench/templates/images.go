@@ -30,75 +30,69 @@ type layerPlan struct {
 }
 
 // version returns the layers of one version of the image: 700 MB, of which the
-// third layer has 1 MB and is another in each version. What lies over it is what
-// moves when the layer below it grows.
+// third layer has about 1 MB and is another in each version. It grows by more
+// than a chunk, so that all that lies over it moves: the worst that a layer of
+// this size can do.
 func version(n byte) []layerPlan {
 	return []layerPlan{
 		{"base", 120 * mib, 1},
 		{"tools", 280 * mib, 2},
-		{"app", 1*mib + int64(n)*700*1024, 100 + n},
+		{"app", 700 * 1024 * int64(n), 100 + n},
 		{"data", 270 * mib, 4},
 	}
 }
 
-// blob is what manifest and index say of a file of the layout.
+// blob is what a manifest says of a file of the registry.
 type blob struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int64             `json:"size"`
-	Annotations map[string]string `json:"annotations,omitempty"`
+	MediaType string `json:"mediaType"`
+	Digest    string `json:"digest"`
+	Size      int64  `json:"size"`
 }
 
-// layout makes an OCI layout with the two versions, tagged v1 and v2.
-func layout(dir string) error {
-	blobs := filepath.Join(dir, "blobs", "sha256")
+const manifestType = "application/vnd.oci.image.manifest.v1+json"
+
+// makeImages writes the blobs of both versions as a registry keeps them, and
+// returns their manifests.
+func makeImages(dir string) (manifests [][]byte, err error) {
+	blobs := filepath.Join(dir, "sha256")
 	if err := os.MkdirAll(blobs, 0o700); err != nil {
-		return err
+		return nil, err
 	}
 	made := map[byte]blob{}
-	var index []blob
 	for n := byte(1); n <= 2; n++ {
 		var layers []blob
 		var ids []string
 		for _, l := range version(n) {
 			b, ok := made[l.seed]
 			if !ok {
-				var err error
 				if b, err = writeLayer(blobs, l); err != nil {
-					return err
+					return nil, err
 				}
 				made[l.seed] = b
 			}
 			layers, ids = append(layers, b), append(ids, b.Digest)
 		}
-		config, err := writeJSON(blobs, "application/vnd.oci.image.config.v1+json", map[string]any{
+		config, err := json.Marshal(map[string]any{
 			"architecture": "amd64", "os": "linux", "config": map[string]any{"Cmd": []string{"/bin/true"}}, "rootfs": map[string]any{"type": "layers", "diff_ids": ids},
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		manifest, err := writeJSON(blobs, "application/vnd.oci.image.manifest.v1+json", map[string]any{"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": layers})
+		sum := sha256.Sum256(config)
+		name := hex.EncodeToString(sum[:])
+		if err := os.WriteFile(filepath.Join(blobs, name), config, 0o600); err != nil {
+			return nil, err
+		}
+		manifest, err := json.Marshal(map[string]any{
+			"schemaVersion": 2, "mediaType": manifestType, "layers": layers,
+			"config": blob{MediaType: "application/vnd.oci.image.config.v1+json", Digest: "sha256:" + name, Size: int64(len(config))},
+		})
 		if err != nil {
-			return err
+			return nil, err
 		}
-		manifest.Annotations = map[string]string{"org.opencontainers.image.ref.name": fmt.Sprintf("v%d", n)}
-		index = append(index, manifest)
+		manifests = append(manifests, manifest)
 	}
-	b, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": index})
-	if err != nil {
-		return err
-	}
-	return errors.Join(os.WriteFile(filepath.Join(dir, "index.json"), b, 0o600), os.WriteFile(filepath.Join(dir, "oci-layout"), []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o600))
-}
-
-func writeJSON(blobs, kind string, v any) (blob, error) {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return blob{}, err
-	}
-	sum := sha256.Sum256(b)
-	name := hex.EncodeToString(sum[:])
-	return blob{MediaType: kind, Digest: "sha256:" + name, Size: int64(len(b))}, os.WriteFile(filepath.Join(blobs, name), b, 0o600)
+	return manifests, nil
 }
 
 // writeLayer writes a layer as images have them: many small files, a few big

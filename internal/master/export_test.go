@@ -60,6 +60,9 @@ func (m *Master) RepairPause(first, last time.Duration) {
 // MoveQuiet sets how long a move of bytes may show no sign of life.
 func (m *Master) MoveQuiet(d time.Duration) { m.pace.moveQuiet = d }
 
+// SpreadWait sets how long hosts wait for others to have an artifact.
+func (m *Master) SpreadWait(d time.Duration) { m.pace.spread = d }
+
 // CreateQuiet is how long a create may show no sign of life.
 func (m *Master) CreateQuiet() time.Duration { return m.pace.createQuiet }
 

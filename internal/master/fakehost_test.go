@@ -46,9 +46,11 @@ type fakeHost struct {
 	calls     map[string]int // how often each call came
 	signals   chan int32     // to the program that sleeps; nil: none does
 	created   []*hostpb.CreateSandboxRequest
+	ensured   []*hostpb.EnsureArtifactRequest
 
 	// Knobs.
 	ensure  func(ctx context.Context) error // before an artifact is fetched
+	fetched func()                          // after it
 	create  func(ctx context.Context) error // before a sandbox is made
 	made    func() error                    // after it, before the answer
 	removal func() error                    // before an artifact or a sandbox is removed
@@ -228,6 +230,7 @@ func (h *fakeHost) EnsureArtifact(ctx context.Context, q *hostpb.EnsureArtifactR
 	h.count("ensure")
 	h.mu.Lock()
 	before := h.ensure
+	h.ensured = append(h.ensured, q)
 	h.mu.Unlock()
 	if before != nil {
 		if err := before(ctx); err != nil {
@@ -236,7 +239,11 @@ func (h *fakeHost) EnsureArtifact(ctx context.Context, q *hostpb.EnsureArtifactR
 	}
 	n, err := fetch(ctx, q)
 	if err == nil {
-		h.set(func(h *fakeHost) { h.artifacts[q.GetArtifactId()] = true })
+		h.set(func(h *fakeHost) {
+			if h.artifacts[q.GetArtifactId()] = true; h.fetched != nil {
+				h.fetched()
+			}
+		})
 	}
 	return &hostpb.EnsureArtifactResponse{FetchedBytes: n}, serve.GRPCError(err)
 }

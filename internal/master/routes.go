@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -148,8 +149,21 @@ func (m *Master) toCenter(center *url.URL) http.Handler {
 	return &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(center) },
 		FlushInterval: -1,
+		BufferPool:    &buffers{},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			serve.WriteError(w, r, fault.Wrap(fault.PeerUnavailable, err, "template centre at %s", center))
 		},
 	}
 }
+
+// buffers are those of downloads: large, since whole images pass through them.
+type buffers struct{ pool sync.Pool }
+
+func (b *buffers) Get() []byte {
+	if p, ok := b.pool.Get().(*[]byte); ok {
+		return *p
+	}
+	return make([]byte, 256<<10)
+}
+
+func (b *buffers) Put(p []byte) { b.pool.Put(&p) }

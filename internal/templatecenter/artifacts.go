@@ -3,6 +3,7 @@ package templatecenter
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"time"
 
@@ -59,6 +60,13 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 type counted struct {
 	http.ResponseWriter
 	c *Center
+}
+
+// ReadFrom keeps the way from file to socket inside the kernel.
+func (w *counted) ReadFrom(src io.Reader) (int64, error) {
+	n, err := io.Copy(w.ResponseWriter, src)
+	w.c.metrics.bytes.WithLabelValues("served").Add(float64(n))
+	return n, err
 }
 
 func (w *counted) Write(b []byte) (int, error) {

@@ -21,8 +21,10 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 )
 
-// maxManifest bounds a manifest as it travels.
-const maxManifest = 80 << 20
+const (
+	maxManifest = 80 << 20 // as it travels
+	writeback   = 32 << 20 // bytes that are written before the disk is told to begin
+)
 
 // errUnfit: no chunks will do, but the whole may.
 var errUnfit = errors.New("its chunk manifest is of no use")
@@ -81,12 +83,14 @@ type assembly struct {
 	sums  []artifact.Sum
 	file  *os.File
 
-	news chan struct{} // wakes the proof
+	news  chan struct{} // wakes the proof
+	flush chan struct{} // wakes the disk
 
-	mu   sync.Mutex
-	have []bool // in the file and verified
-	at   map[artifact.Sum][]int
-	got  Traffic
+	mu    sync.Mutex
+	have  []bool // in the file and verified
+	at    map[artifact.Sum][]int
+	wrote int64 // since the disk was told
+	got   Traffic
 }
 
 // assemble puts the artifact together, proves and renames. What is verified
@@ -104,13 +108,15 @@ func (m *Store) assemble(ctx context.Context, r *hostpb.EnsureArtifactRequest, w
 			_ = os.Remove(part) // a later start sweeps it otherwise
 		}
 	}()
-	a := &assembly{m: m, id: id, want: want, chunk: man.ChunkBytes, sums: sums, file: f, news: make(chan struct{}, 1), have: make([]bool, len(sums)), at: map[artifact.Sum][]int{}}
+	a := &assembly{m: m, id: id, want: want, chunk: man.ChunkBytes, sums: sums, file: f, news: make(chan struct{}, 1), flush: make(chan struct{}, 1), have: make([]bool, len(sums)), at: map[artifact.Sum][]int{}}
 	if err := a.resume(); err != nil {
 		return got, fault.Wrap(fault.DataDir, err, "artifact %s", id)
 	}
 	if err := m.room(id, a.missing()); err != nil {
 		return got, err
 	}
+	stop := a.flushBehind()
+	defer stop()
 	group, bounded := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.prove(bounded) })
 	group.Go(func() error {
@@ -196,17 +202,42 @@ func (a *assembly) place(sum artifact.Sum, b []byte, copied func(to int64) bool)
 				return a.diskFault(err)
 			}
 		}
-		// A hint: the disk begins now, so that little is left for the end.
-		_ = unix.SyncFileRange(int(a.file.Fd()), off, size, unix.SYNC_FILE_RANGE_WRITE)
 		a.mu.Lock()
 		a.have[i] = true
+		a.wrote += size
+		much := a.wrote >= writeback
+		if much {
+			a.wrote = 0
+		}
 		a.mu.Unlock()
-		select {
-		case a.news <- struct{}{}:
-		default: // it will look
+		rouse(a.news)
+		if much {
+			rouse(a.flush)
 		}
 	}
 	return fail.Point("cubelet.artifact.chunk")
+}
+
+func rouse(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // it will look
+	}
+}
+
+// flushBehind lets the disk begin while the rest is on its way, so that little
+// is left for the end. It only hints: what it misses, fsync writes.
+func (a *assembly) flushBehind() (stop func()) {
+	var done sync.WaitGroup
+	done.Go(func() {
+		for range a.flush {
+			_ = unix.SyncFileRange(int(a.file.Fd()), 0, 0, unix.SYNC_FILE_RANGE_WRITE) // only a hint
+		}
+	})
+	return func() {
+		close(a.flush)
+		done.Wait()
+	}
 }
 
 func (a *assembly) diskFault(err error) error {

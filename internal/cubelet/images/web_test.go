@@ -5,13 +5,18 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/paddock-dev/paddock/internal/artifact"
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/config"
+	"github.com/paddock-dev/paddock/test/service"
 )
 
 // elsewhere is an object store to which downloads are led.
@@ -131,5 +136,54 @@ func TestALinkWithoutEnd(t *testing.T) {
 	_, err := h.ensure(o.wanted(id))
 	if !errors.Is(err, fault.PeerUnavailable) || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "redirect_to") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The links of a real object store serve a host's chunks, and the store learns
+// nothing that it does not need.
+func TestChunksByLinksOfS3(t *testing.T) {
+	b := picture(1, 300)
+	s3 := service.S3(t)
+	c := config.Default().ArtifactStore.S3
+	c.Endpoint, c.Bucket, c.AccessKey, c.SecretKey = s3.Endpoint, s3.Bucket, config.Secret(s3.AccessKey), config.Secret(s3.SecretKey)
+	s, err := artifact.NewS3(c)
+	check(t, err)
+	file := filepath.Join(t.TempDir(), "image")
+	check(t, os.WriteFile(file, b, 0o600))
+	check(t, s.Put(t.Context(), id+".ext4", file))
+	all := config.Default()
+	all.ArtifactStore.S3 = c
+	h := newHolder(t, t.TempDir(), all.Redirects()...)
+	o := newOrigin(t, b)
+	var links atomic.Int64
+	o.turn = func(w http.ResponseWriter, r *http.Request) {
+		link, err := s.Presign(r.Context(), id+".ext4", time.Minute)
+		if err != nil || r.URL.Query().Get(cubeapi.QueryRedirect) == "false" {
+			t.Errorf("asked for the bytes themselves; %v", err)
+		}
+		links.Add(1)
+		http.Redirect(w, r, link, http.StatusFound)
+	}
+	got, err := h.ensure(o.wanted(id))
+	check(t, err)
+	h.has(id, b)
+	if links.Load() < 2 || got.Wire != missing(b)+int64(len(o.manifest)) {
+		t.Errorf("%d links, %+v", links.Load(), got)
+	}
+	// Gone from the store: it says so, and nothing is held.
+	check(t, s.Remove(t.Context(), id+".ext4"))
+	other := newHolder(t, t.TempDir(), all.Redirects()...)
+	o.set(func(o *origin) {
+		led := o.turn
+		o.turn = func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Query().Get(cubeapi.QueryRedirect) == "false" {
+				words(http.StatusNotFound, `{"error":{"code":"artifact_not_found","message":"gone"}}`)(w, r)
+				return
+			}
+			led(w, r)
+		}
+	})
+	if _, err := other.ensure(o.wanted(id)); !errors.Is(err, fault.ArtifactNotFound) || other.files() != "" {
+		t.Errorf("got %v, there is %s", err, other.files())
 	}
 }
