@@ -28,6 +28,7 @@ const (
 	PathTemplate         = "/cube/template"
 	PathAlias            = "/cube/template/{template_id}/alias"
 	PathReceipt          = "/cube/template/{template_id}/receipt"
+	PathTemplateCompat   = "/cube/template/compat"
 	PathTemplateGC       = "/cube/template/gc"
 	PathAudit            = "/cube/audit"
 	PathFromImage        = "/cube/template/from-image"

@@ -24,7 +24,7 @@ func (r *rig) leave(name string, h *fakeHost, age time.Duration) template.Artifa
 	var a template.Artifact
 	must(r.t, r.db.Update(r.t.Context(), func(tx *store.Tx) (err error) {
 		ctx := r.t.Context()
-		if a, err = templatedb.AddArtifact(ctx, tx, template.Artifact{ID: template.ArtifactIDOf(key), ContentKey: key}); err != nil {
+		if a, err = templatedb.AddArtifact(ctx, tx, template.Artifact{ID: template.ArtifactIDOf(key), ContentKey: key, Token: "dl"}); err != nil {
 			return err
 		}
 		a.SHA256, a.SizeBytes, a.Backend = sum(data), int64(len(data)), "dir"

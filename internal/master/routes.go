@@ -37,7 +37,7 @@ type route struct {
 // table is the face of the master, whole.
 func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 	h := func(f http.HandlerFunc) http.Handler { return f }
-	toCenter := m.toCenter(center)
+	toCenter, asMaster := m.toCenter(center, ""), m.toCenter(center, m.cfg.Auth.CallbackToken.Reveal())
 	js, q := openapi.JSON, func(name, what string) openapi.Param { return openapi.Param{Name: name, What: what} }
 	must := func(name string) openapi.Param { return openapi.Param{Name: name, Required: true} }
 	limit := openapi.Param{Name: "limit", What: "rows of a page: 1 to 1000, 100 when absent", Type: "integer"}
@@ -58,6 +58,8 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 		{openapi.Operation{Method: "PUT", Path: cubeapi.PathAlias, Tag: templates, Summary: "Sets, moves or clears a template's alias.", In: openapi.Body{Value: cubeapi.AliasRequest{}, Optional: true}, Out: js(cubeapi.TemplateAnswer{}), Security: byUser}, h(m.serveAlias), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathReceipt, Tag: templates, Summary: "What a template's image was made of.", Out: openapi.Bytes("application/json"), Security: byUser}, h(m.serveReceipt), false},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateGC, Tag: templates, Summary: "Lets artifacts go that nobody needs, or says which these are.", In: openapi.Body{Value: cubeapi.GCRequest{}, Optional: true}, Out: js(cubeapi.GCAnswer{}), Security: byUser}, h(m.serveGC), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathTemplateCompat, Tag: templates, Summary: "How far templates are behind what would be made today.", Out: js(cubeapi.CompatAnswer{}), Security: byUser}, asMaster, true},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateCompat, Tag: templates, Summary: "Looks at hosts anew, or takes today's guest for one that nobody noted.", In: js(cubeapi.CompatRequest{}), Out: js(cubeapi.CompatActionAnswer{}), Security: byUser}, asMaster, true},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathRootfsArtifact, Tag: templates, Summary: "What is known of an artifact, without its bytes.", Params: []openapi.Param{must("artifact_id")}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveArtifact), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: templates, Summary: "The bytes of an artifact, whole or in part.", Params: []openapi.Param{must("artifact_id"), q("token", "the artifact's token, when no header has it"), {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, toCenter, true},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: templates, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{must("artifact_id"), q("token", "the artifact's token, when no header has it")}, Out: openapi.Bytes("application/json"), Security: byBytes}, toCenter, true},
@@ -143,11 +145,19 @@ func (m *Master) serveHealth(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, cubeapi.OK(requestID(r)))
 }
 
-// toCenter hands a call on to the template centre, which has the bytes and
-// checks the token.
-func (m *Master) toCenter(center *url.URL) http.Handler {
+// toCenter hands a call on to the template centre. With a token the master has
+// looked at the caller's key, keeps it, and speaks for itself; without one the
+// template centre checks what the caller sent.
+func (m *Master) toCenter(center *url.URL, token string) http.Handler {
 	return &httputil.ReverseProxy{
-		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(center) },
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(center)
+			if token != "" {
+				r.Out.Header.Del(cubeapi.HeaderAPIKey)
+				r.Out.Header.Del("Authorization")
+				r.Out.Header.Set(cubeapi.HeaderCallbackToken, token)
+			}
+		},
 		FlushInterval: -1,
 		BufferPool:    &buffers{},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {

@@ -65,27 +65,39 @@ func (m *Master) steps(ctx context.Context, list ...func(context.Context) error)
 	return errors.Join(errs...)
 }
 
-// sweepBuilt resumes jobs that are built, or whose bytes are moved, and go no further, the one that waits
-// longest first. In a process that has just begun that is each of them: whoever
-// had them before may have ended.
+// sweepPages bounds the pages that a round looks at, when what is on them may
+// stay where it is.
+const sweepPages = 20
+
+// sweepBuilt resumes jobs that are built, or whose bytes are moved, and go no
+// further, the one that waits longest first. In a process that has just begun
+// that is each of them: whoever had them before may have ended. Jobs that cannot
+// go on yet hide none behind them: it looks past the first page.
 func (m *Master) sweepBuilt(ctx context.Context) error {
-	var list []template.Job
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing, template.JobMigrating}, ChangedBefore: tx.Now.Add(-m.cfg.Master.BuiltStaleAfter), Limit: sweepLimit}
-		if time.Since(m.began) < m.pace.hostGrace+m.cfg.Master.SweepInterval {
-			f.ChangedBefore = tx.Now
+	f := templatedb.JobFilter{States: []template.JobState{template.JobBuilt, template.JobDistributing, template.JobMigrating}, Limit: sweepLimit}
+	for range sweepPages {
+		var list []template.Job
+		err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+			f.ChangedBefore = tx.Now.Add(-m.cfg.Master.BuiltStaleAfter)
+			if time.Since(m.began) < m.pace.hostGrace+m.cfg.Master.SweepInterval {
+				f.ChangedBefore = tx.Now
+			}
+			list, err = templatedb.ListJobs(ctx, tx, f)
+			return err
+		})
+		for _, j := range list {
+			slots := m.resuming
+			if j.State == template.JobMigrating {
+				slots = m.moving
+			}
+			m.goOn(ctx, j.ID, slots)
+			f.After = templatedb.Place{At: j.ChangedAt, ID: string(j.ID)}
 		}
-		list, err = templatedb.ListJobs(ctx, tx, f)
-		return err
-	})
-	for _, j := range list {
-		slots := m.resuming
-		if j.State == template.JobMigrating {
-			slots = m.moving
+		if err != nil || len(list) < sweepLimit {
+			return err
 		}
-		m.goOn(ctx, j.ID, slots)
 	}
-	return err
+	return nil
 }
 
 // sweepStalled ends builds that nobody reported on for too long. The template

@@ -10,6 +10,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/auth"
+	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
@@ -154,6 +155,9 @@ func (c *Center) remove(ctx context.Context, a template.Artifact) error {
 			return err
 		})
 		return errors.Join(failed, err)
+	}
+	if err := fail.Point("templatecenter.delete.after_bytes"); err != nil {
+		return err
 	}
 	return c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.RemoveArtifact(ctx, tx, a) })
 }

@@ -265,6 +265,8 @@ func (c *Center) settle(ctx context.Context, j claim, im *rootfs.Image, spec str
 			return err
 		}
 		if err = t.built(done); err == nil {
+			// The row is there, and nobody can remove it while the lock is held.
+			c.noteVersion(ctx, template.ArtifactID(done.ArtifactID), im.GuestSHA256())
 			return fail.Point("templatecenter.built")
 		}
 		// An artifact that is being deleted cannot be used: the next round removes

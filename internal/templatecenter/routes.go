@@ -23,7 +23,7 @@ const (
 // route is one call of the face: what the document says of it, and who serves
 // it. A new call is one line in the table, then
 // `UPDATE=1 go test ./internal/templatecenter`. Calls that write templates are
-// the master's: none may stand here.
+// the master's: none may stand here but compat, which only notes versions.
 type route struct {
 	openapi.Operation
 	serve http.Handler
@@ -44,6 +44,8 @@ func (c *Center) table(metrics http.Handler) []route {
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTCReceipt, Tag: artifacts, Summary: "What an artifact was made of.", Params: []openapi.Param{id}, Out: openapi.Bytes("application/json"), Security: byRole}, h(c.serveReceipt)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: artifacts, Summary: "The bytes of an artifact, whole or in part. HEAD too.", Params: []openapi.Param{id, {Name: "token", What: "the artifact's token, when no header has it"}, {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, h(c.serveDownload)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: artifacts, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{id, {Name: "token", What: "the artifact's token, when no header has it"}}, Out: openapi.Bytes("application/json"), Security: byBytes}, h(c.serveManifest)},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathTemplateCompat, Tag: artifacts, Summary: "How far templates are behind what would be made today.", Out: js(cubeapi.CompatAnswer{}), Security: byRole}, h(c.serveCompat)},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateCompat, Tag: artifacts, Summary: "Looks at hosts anew, or takes today's guest for one that nobody noted.", In: js(cubeapi.CompatRequest{}), Out: js(cubeapi.CompatActionAnswer{}), Security: byRole}, h(c.serveCompatDo)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTCHealth, Tag: health, Summary: "200 when it can build, else 503 with what is wrong.", Out: js(cubeapi.TCAnswer{}), Status: []int{http.StatusOK, http.StatusServiceUnavailable}}, h(c.serveHealth)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathMetrics, Tag: health, Summary: "Prometheus text.", Out: openapi.Bytes("text/plain")}, metrics},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathOpenAPI, Tag: health, Summary: "This document.", Out: openapi.Bytes("application/yaml")}, nil},

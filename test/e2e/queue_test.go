@@ -3,32 +3,13 @@ package e2e
 import (
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/paddock-dev/paddock/test/service"
 )
-
-// spawn starts one role with further settings. It is the cluster's to stop.
-func (c *cluster) spawn(name, role string, env ...string) {
-	c.t.Helper()
-	log, err := os.OpenFile(filepath.Join(c.dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer log.Close() // the child has its own
-	cmd := exec.Command(filepath.Join(c.bin, "paddock"), role)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(append([]string{}, c.env...), env...), log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		c.t.Fatal(err)
-	}
-	c.cmds = append(c.cmds, cmd)
-}
 
 // A template centre that is killed in any phase of a build leaves the job to
 // another one, which has the database and the store in common with it and

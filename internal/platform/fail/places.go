@@ -51,11 +51,12 @@ var places = []string{
 	"templatecenter.after_move",
 	"templatecenter.after_store",
 	"templatecenter.after_upload",
-	"templatecenter.before_move",
 	"templatecenter.before_built",
+	"templatecenter.before_move",
 	"templatecenter.before_store",
 	"templatecenter.built",
 	"templatecenter.claimed",
+	"templatecenter.delete.after_bytes",
 }
 
 // Places returns the names that the environment may arm.

@@ -113,7 +113,8 @@ type JobFilter struct {
 	States        []template.JobState
 	TemplateID    template.ID
 	ChangedBefore time.Time
-	Limit         int // 0: 100
+	After         Place // only what waits less long than this: where a page ended
+	Limit         int   // 0: 100
 }
 
 // ListJobs returns jobs, the one that waits longest first.
@@ -130,6 +131,10 @@ func ListJobs(ctx context.Context, tx *store.Tx, f JobFilter) ([]template.Job, e
 	}
 	if !f.ChangedBefore.IsZero() {
 		where, args = append(where, "changed_us < ?"), append(args, f.ChangedBefore.UnixMicro())
+	}
+	if f.After.ID != "" {
+		at := f.After.At.UnixMicro()
+		where, args = append(where, "(changed_us > ? OR (changed_us = ? AND id > ?))"), append(args, at, at, f.After.ID)
 	}
 	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE `+strings.Join(where, " AND ")+` ORDER BY changed_us, id LIMIT ?`, append(args, limitOf(f.Limit))...)
 }

@@ -38,3 +38,9 @@ CREATE TABLE IF NOT EXISTS audit (
 	KEY audit_at (at_us),
 	KEY audit_subject (subject, at_us)
 ) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS artifact_version (
+	artifact_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+	guest VARBINARY(64) NOT NULL,
+	noted_us BIGINT NOT NULL
+) ENGINE=InnoDB;

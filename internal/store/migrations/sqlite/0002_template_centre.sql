@@ -64,3 +64,9 @@ CREATE TABLE IF NOT EXISTS audit (
 
 CREATE INDEX IF NOT EXISTS audit_at ON audit (at_us);
 CREATE INDEX IF NOT EXISTS audit_subject ON audit (subject, at_us);
+
+CREATE TABLE IF NOT EXISTS artifact_version (
+	artifact_id TEXT NOT NULL PRIMARY KEY,
+	guest BLOB NOT NULL,
+	noted_us INTEGER NOT NULL
+) STRICT;
