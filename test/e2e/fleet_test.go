@@ -264,8 +264,12 @@ func TestFleetWithoutTheDead(t *testing.T) {
 	f.launch("master0 master1 centre0 centre1 host0 host1 host2")
 	f.hosts(3)
 	for _, dead := range []struct{ name, place string }{
-		{"centre0", "rootfs.pull"}, {"centre0", "rootfs.before_finish"}, {"centre0", "rootfs.before_rename"},
-		{"master0", "master.built.after_commit"}, {"master0", "master.resume.after_targets"}, {"master0", "master.resume.after_distribute"},
+		{"centre0", "rootfs.pull"},
+		{"centre0", "rootfs.before_finish"},
+		{"centre0", "rootfs.before_rename"},
+		{"master0", "master.built.after_commit"},
+		{"master0", "master.resume.after_targets"},
+		{"master0", "master.resume.after_distribute"},
 	} {
 		other := strings.Replace(dead.name, "0", "1", 1)
 		f.end(dead.name)

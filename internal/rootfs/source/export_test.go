@@ -3,7 +3,6 @@ package source
 import (
 	"context"
 	"net/netip"
-
 	"time"
 
 	netaddress "github.com/paddock-dev/paddock/internal/platform/address"
