@@ -115,7 +115,7 @@ func newRig(t *testing.T, dsn string, change ...func(*config.Config)) *rig {
 	c := config.Default()
 	c.Auth = config.Auth{APIKey: apiKey, CallbackToken: callbackToken, HostToken: hostToken}
 	c.Master.Addr, c.Master.DownloadBaseURL, c.Master.TemplateCenterAddr = r.front.URL, r.front.URL, r.center.front.URL
-	c.Master.CreateTimeout, c.Master.DistributeTimeout = 3*time.Second, 3*time.Second
+	c.Master.CreateTimeout, c.Master.DistributeTimeout = 6*time.Second, 6*time.Second
 	c.Master.SweepInterval, c.Master.BuiltStaleAfter = 30*time.Millisecond, 300*time.Millisecond
 	c.Master.HostStaleAfter = 30 * time.Second // a loaded machine makes nobody sick
 	for _, f := range change {
@@ -225,7 +225,7 @@ func refused(t *testing.T, err error, code *fault.Code) {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	late, look := time.After(20*time.Second), time.NewTicker(5*time.Millisecond)
+	late, look := time.After(time.Minute), time.NewTicker(5*time.Millisecond)
 	defer look.Stop()
 	for !holds() {
 		select {
