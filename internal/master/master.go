@@ -103,6 +103,7 @@ type pace struct {
 	healAgain      time.Duration // bytes that could not be built again are tried again after so long
 	moveQuiet      time.Duration // a move of bytes that shows no sign of life for so long has failed
 	moveTime       time.Duration // of one try to move bytes
+	moveWithin     time.Duration // a try that fails after so long is the last
 }
 
 func defaultPace(c config.Master) pace {
@@ -133,6 +134,7 @@ func defaultPace(c config.Master) pace {
 		healAgain:      30 * time.Minute,
 		moveQuiet:      10 * time.Minute,
 		moveTime:       time.Hour,
+		moveWithin:     2 * time.Hour,
 	}
 }
 

@@ -161,8 +161,11 @@ func (m *Master) submitMigrate(ctx context.Context, req cubeapi.MigrateRequest) 
 func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 	var j template.Job
 	var a template.Artifact
+	var late bool // a try that fails now is the last
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		if j, err = templatedb.GetJob(ctx, tx, name); err == nil && j.State == template.JobMigrating {
+			// Not by its last sign of life: each try gives one.
+			late = tx.Now.Sub(j.CreatedAt) > m.pace.moveWithin
 			a, err = templatedb.GetArtifact(ctx, tx, j.ArtifactID)
 		}
 		return err
@@ -182,8 +185,8 @@ func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 		return errors.Join(err, ctx.Err())
 	case over:
 		return m.leaveJob(ctx, name) // somebody ended it; nothing was changed
-	case err != nil && fault.Of(err).Class.Retry:
-		return err // a sweep tries again, and ends the job when it is too late
+	case err != nil && fault.Of(err).Class.Retry && !late:
+		return err // a sweep tries again
 	case err != nil:
 		return m.giveUp(ctx, j, 0, err)
 	}
