@@ -132,7 +132,7 @@ func defaultPace(c config.Master) pace {
 		repairFirst:    30 * time.Second,
 		repairLast:     30 * time.Minute,
 		healAgain:      30 * time.Minute,
-		moveQuiet:      10 * time.Minute,
+		moveQuiet:      max(10*time.Minute, 2*c.BuiltStaleAfter), // a sweep takes it up again before
 		moveTime:       time.Hour,
 		moveWithin:     2 * time.Hour,
 	}

@@ -176,6 +176,9 @@ func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 	if err != nil || j.State != template.JobMigrating {
 		return err
 	}
+	if err := m.putBack(a); err != nil {
+		return err
+	}
 	working, stop := m.keepAlive(ctx, name)
 	moved, err := m.moveBytes(working, a)
 	over := working.Err() != nil
@@ -331,8 +334,11 @@ func (m *Master) dropOwn(ctx context.Context, a template.Artifact, moved cubeapi
 			return nil
 		}
 	}
-	aside := file + ".moved"
+	aside := m.aside(a)
 	if err := os.Rename(file, aside); err != nil {
+		return err
+	}
+	if err := m.step("master.migrate.aside"); err != nil {
 		return err
 	}
 	s, err := m.center.StatArtifact(ctx, string(a.ID), false)
@@ -344,6 +350,33 @@ func (m *Master) dropOwn(ctx context.Context, a template.Artifact, moved cubeapi
 	}
 	m.log.InfoContext(ctx, "copy of moved bytes removed", slog.String("artifact_id", string(a.ID)), slog.String("path", file))
 	return errors.Join(os.Remove(aside), dir.Remove(ctx, receiptKey(a.ID)))
+}
+
+// aside is where this master's own copy is while it is seen whether anybody
+// needs it.
+func (m *Master) aside(a template.Artifact) string {
+	return m.ownDir().Location(artifactKey(a.ID)) + ".moved"
+}
+
+// putBack puts a copy back that a process which ended had put aside: it may be
+// the only one.
+func (m *Master) putBack(a template.Artifact) error {
+	dir := m.ownDir()
+	if dir == nil {
+		return nil
+	}
+	file := dir.Location(artifactKey(a.ID))
+	if _, err := os.Lstat(file); err == nil {
+		return ignoreAbsent(os.Remove(m.aside(a)))
+	}
+	return ignoreAbsent(os.Rename(m.aside(a), file))
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // endMove ends the job, with a word on what is left to do by hand.
