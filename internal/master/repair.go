@@ -267,6 +267,16 @@ func (m *Master) mayRepair(ctx context.Context, name template.ID) (d template.De
 	return d, a, ok, err
 }
 
+// noRepair reports whether a repair, which names the template's last job, is of
+// no use any more: the template is deleted, or made of other bytes.
+func noRepair(ctx context.Context, tx *store.Tx, j template.Job) (bool, error) {
+	d, err := templatedb.GetDefinition(ctx, tx, j.TemplateID)
+	if errors.Is(err, fault.TemplateNotFound) {
+		return true, nil
+	}
+	return err == nil && (!slices.Contains(repairable, d.State) || d.ArtifactID != j.ArtifactID), err
+}
+
 // judgeRepaired writes what a template is after a repair, unless a job has
 // begun meanwhile: then that is the job's to say.
 func (m *Master) judgeRepaired(ctx context.Context, name template.ID, artifact template.ArtifactID, w *round) error {

@@ -2,6 +2,7 @@ package master_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -205,6 +206,53 @@ func TestADeleteWinsOverARepair(t *testing.T) {
 		eventually(t, "nothing is left", func() bool {
 			_, err := r.api.Template(t.Context(), made.TemplateID)
 			return fault.Of(err) == fault.TemplateNotFound && !c.holds(made.ArtifactID)
+		})
+	})
+}
+
+// A repair that a host holds up says nothing of a template that is gone
+// meanwhile: neither a line of its job nor a replica.
+func TestARepairLeavesNoRowOfADeletedTemplate(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r := newRig(t, dsn)
+		r.start(func(p *running) { repairing(p); p.CollectEvery(time.Hour); p.CollectedNow() })
+		r.host(0, plenty)
+		made := r.template(alias("app"))
+		// Of the same bytes, so that the delete need not wait for a host.
+		other := r.template(func(q *cubeapi.FromImageRequest) { q.DistributionScope = []string{string(hostID(0))} })
+		asked, gate := make(chan struct{}, 100), make(chan struct{})
+		c := r.host(1, plenty)
+		c.set(func(h *fakeHost) {
+			h.ensure = func(ctx context.Context) error {
+				asked <- struct{}{}
+				select {
+				case <-gate:
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}
+		})
+		if c.holds(made.ArtifactID) {
+			c.set(func(h *fakeHost) { clear(h.artifacts) })
+		}
+		wait(t, "the repair is at the host", asked)
+		must(t, r.api.DeleteTemplate(t.Context(), "app"))
+		close(gate)
+		eventually(t, "that the host has it is noted", func() (noted bool) {
+			r.view(func(ctx context.Context, tx *store.Tx) error {
+				held, err := templatedb.ListPlacements(ctx, tx, template.ArtifactID(other.ArtifactID))
+				noted = len(held) == 2
+				return err
+			})
+			return noted && c.holds(other.ArtifactID)
+		})
+		r.view(func(ctx context.Context, tx *store.Tx) error {
+			lines, err := templatedb.JobLog(ctx, tx, template.JobID(made.JobID), 0, 10)
+			replicas, late := templatedb.ListReplicas(ctx, tx, tplID(made))
+			if len(lines) > 0 || len(replicas) > 0 {
+				t.Errorf("left: %v, %v", lines, replicas)
+			}
+			return errors.Join(err, late)
 		})
 	})
 }
