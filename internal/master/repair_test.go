@@ -316,6 +316,26 @@ func TestLostBytesThatCannotBeBuiltAreTold(t *testing.T) {
 	}
 }
 
+// An artifact of which nothing can be told keeps no other from being looked at,
+// nor lost ones from being built again.
+func TestWhatCannotBeToldHidesNothing(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start(repairing)
+	r.host(0, plenty)
+	first, next := r.template(), r.template(func(q *cubeapi.FromImageRequest) { q.SourceImageRef = "registry.local/other:1" })
+	if first.ArtifactID > next.ArtifactID {
+		first, next = next, first
+	}
+	r.center.set(func(c *fakeCenter) {
+		c.stating, c.statingOf = fault.New(fault.StoreUnavailable, "no access"), first.ArtifactID
+		delete(c.bytes, next.ArtifactID)
+	})
+	eventually(t, "the lost bytes are built again", func() (there bool) {
+		r.center.set(func(c *fakeCenter) { there = c.bytes[next.ArtifactID] != nil })
+		return there
+	})
+}
+
 // A template centre, or a store, that does not answer proves nothing.
 func TestWhatCannotBeToldChangesNothing(t *testing.T) {
 	r := newRig(t, sqlite(t))
