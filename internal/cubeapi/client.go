@@ -30,12 +30,16 @@ type caller struct {
 }
 
 func newCaller(base, header, secret, peer string) caller {
-	return caller{base: strings.TrimRight(base, "/"), header: header, secret: secret, peer: peer, http: &http.Client{Transport: &http.Transport{
-		Proxy:               nil, // roles reach each other directly
-		DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
-		MaxIdleConnsPerHost: 16,
-		IdleConnTimeout:     time.Minute,
-	}}}
+	return caller{base: strings.TrimRight(base, "/"), header: header, secret: secret, peer: peer, http: &http.Client{
+		// No role leads elsewhere, and the client would take the secret along.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		Transport: &http.Transport{
+			Proxy:               nil, // roles reach each other directly
+			DialContext:         (&net.Dialer{Timeout: 5 * time.Second}).DialContext,
+			MaxIdleConnsPerHost: 16,
+			IdleConnTimeout:     time.Minute,
+		},
+	}}
 }
 
 // request sends one request. The answer's body is the caller's to close; a

@@ -73,7 +73,7 @@ func (m *Master) whileActive(ctx context.Context, id template.JobID) (context.Co
 func lateReplica(ctx context.Context, tx *store.Tx, j template.Job, h host.ID, on template.ReplicaEvent) error {
 	switch on {
 	case template.OnReplicaRetried:
-		return fault.New(fault.StateConflict, "job %s is over", j.ID)
+		return fault.New(fault.StateConflict, "the work on template %s is over", j.TemplateID)
 	case template.OnReplicaHeld:
 		if _, err := templatedb.GetArtifact(ctx, tx, j.ArtifactID); err != nil {
 			return err
@@ -84,10 +84,10 @@ func lateReplica(ctx context.Context, tx *store.Tx, j template.Job, h host.ID, o
 }
 
 // ended reports whether a job is over, so that nothing more is to be made of it.
-func ended(ctx context.Context, tx *store.Tx, id template.JobID) (bool, error) {
-	j, err := templatedb.GetJob(ctx, tx, id)
+func ended(ctx context.Context, tx *store.Tx, j template.Job) (bool, error) {
+	now, err := templatedb.GetJob(ctx, tx, j.ID)
 	if errors.Is(err, fault.JobNotFound) {
 		return true, nil
 	}
-	return err == nil && !j.State.Active(), err
+	return err == nil && !now.State.Active(), err
 }

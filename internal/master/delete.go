@@ -119,6 +119,11 @@ func (d *deletion) decide(ctx context.Context, tx *store.Tx, req cubeapi.Templat
 		if _, err := cancelJob(ctx, tx, j, "its template is deleted"); err != nil {
 			return err
 		}
+		if j.ArtifactID != d.artifact.ID { // what a redo has built: no row will name it
+			if err := unused(ctx, tx, j.ArtifactID); err != nil {
+				return err
+			}
+		}
 	}
 	if err := audit(ctx, tx, action, string(d.id()), "alias", d.definition.Alias, "artifact", string(d.artifact.ID), "jobs", strings.Join(d.jobIDs(), " ")); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -324,4 +325,42 @@ func TestADeleteAnswersThoughAHostHangs(t *testing.T) {
 	}
 	close(goOn)
 	r.gone(d.TemplateID, d.ArtifactID)
+}
+
+// A delete by force that ends a redo lets what that has built go too, although
+// nobody lives who would.
+func TestForceTakesWhatARedoHasBuilt(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r := newRig(t, dsn, func(c *config.Config) { c.Master.BuiltStaleAfter = time.Hour })
+		var alone atomic.Bool
+		r.start(func(p *running) {
+			p.CollectEvery(time.Hour)
+			p.CollectedNow()
+			p.At(func(name string) error { // nobody goes on from there
+				if alone.Load() && name == "master.built.after_commit" {
+					return context.Canceled
+				}
+				return nil
+			})
+		})
+		r.host(0, plenty)
+		made := r.template(alias("app"))
+		r.center.set(func(c *fakeCenter) { delete(c.bytes, made.ArtifactID); c.flavour = " with a new guest" })
+		alone.Store(true)
+		a, err := r.api.Redo(t.Context(), cubeapi.RedoRequest{TemplateID: "app"})
+		must(t, err)
+		var built string
+		eventually(t, "it is built", func() bool {
+			j, err := r.api.Job(t.Context(), a.Job.JobID)
+			if err == nil && j.Status == cubeapi.StatusBuilt {
+				built = j.ArtifactID
+			}
+			return built != ""
+		})
+		answer, err := r.api.Delete(t.Context(), cubeapi.TemplateDeleteRequest{TemplateID: "app", Force: true})
+		if err != nil || built == made.ArtifactID {
+			t.Fatalf("%+v %v", answer, err)
+		}
+		eventually(t, "what it built goes", func() bool { return slices.Contains(r.center.removed(), built) })
+	})
 }

@@ -160,39 +160,52 @@ func (m *Master) touchQueued(ctx context.Context, id template.JobID) error {
 // nobody has any more are ended. Public jobs need no word while a template centre
 // is up: the rows are its queue.
 func (m *Master) sweepQueued(ctx context.Context) error {
-	var list []template.Job
-	var now time.Time
-	var up bool
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		now = tx.Now
-		if up, err = templatedb.CentersUp(ctx, tx); err != nil {
+	f := templatedb.JobFilter{States: []template.JobState{template.JobQueued}, Limit: sweepLimit}
+	var errs []error
+	for range sweepPages { // those that just wait their turn hide none behind them
+		var list []template.Job
+		var now time.Time
+		var up bool
+		err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+			now, f.ChangedBefore = tx.Now, tx.Now.Add(-m.pace.redispatch)
+			if up, err = templatedb.CentersUp(ctx, tx); err != nil {
+				return err
+			}
+			list, err = templatedb.ListJobs(ctx, tx, f)
 			return err
+		})
+		errs = append(errs, err)
+		for _, j := range list {
+			if ctx.Err() != nil {
+				break
+			}
+			errs = append(errs, m.handAgain(ctx, j, now, up))
+			f.After = templatedb.Place{At: j.ChangedAt, ID: string(j.ID)}
 		}
-		list, err = templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{template.JobQueued}, ChangedBefore: tx.Now.Add(-m.pace.redispatch), Limit: sweepLimit})
-		return err
-	})
-	errs := []error{err}
-	for _, j := range list {
-		if ctx.Err() != nil {
+		if err != nil || ctx.Err() != nil || len(list) < sweepLimit {
 			break
 		}
-		if k, err := keptOf(j.Request); !j.NeedsBuilder() || err == nil && !k.Private && up {
-			continue
-		}
-		quiet := now.Sub(j.ChangedAt)
-		err := m.hand(ctx, j.ID)
-		switch {
-		case err == nil:
-			continue
-		case errors.Is(err, fault.CredentialsLost) && quiet < m.pace.privateKept:
-			continue // another master has them
-		case fault.Of(err).Class.Retry && quiet < m.cfg.TemplateCenter.PendingStaleAfter && !errors.Is(err, fault.CredentialsLost):
-			errs = append(errs, err)
-			continue
-		}
-		errs = append(errs, m.failQueued(ctx, j.ID, err))
 	}
 	return errors.Join(append(errs, m.forgetBegun(ctx))...)
+}
+
+// handAgain hands a job over that waited for a while, or ends it. up says that a
+// template centre is up.
+func (m *Master) handAgain(ctx context.Context, j template.Job, now time.Time, up bool) error {
+	if k, err := keptOf(j.Request); !j.NeedsBuilder() || err == nil && !k.Private && up {
+		return nil
+	}
+	quiet := now.Sub(j.ChangedAt)
+	err := m.hand(ctx, j.ID)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fault.CredentialsLost) && quiet < m.pace.privateKept:
+		return nil // another master has them
+	case fault.Of(err).Class.Retry && quiet < m.cfg.TemplateCenter.PendingStaleAfter && !errors.Is(err, fault.CredentialsLost):
+		return err
+	}
+	return m.failQueued(ctx, j.ID, err)
 }
 
 // queuePlace shows where a job stands that waits for a builder.

@@ -43,6 +43,7 @@ func (m *Master) Quicken() {
 		healAgain:      50 * time.Millisecond,
 		moveQuiet:      10 * time.Second,
 		moveTime:       10 * time.Second,
+		moveWithin:     time.Hour,
 	}
 }
 
@@ -59,6 +60,9 @@ func (m *Master) RepairPause(first, last time.Duration) {
 
 // MoveQuiet sets how long a move of bytes may show no sign of life.
 func (m *Master) MoveQuiet(d time.Duration) { m.pace.moveQuiet = d }
+
+// MoveWithin sets how long a move of bytes is tried.
+func (m *Master) MoveWithin(d time.Duration) { m.pace.moveWithin = d }
 
 // SpreadWait sets how long hosts wait for others to have an artifact.
 func (m *Master) SpreadWait(d time.Duration) { m.pace.spread = d }

@@ -38,7 +38,7 @@ func (c *fakeCenter) stat(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	a, err := c.shown(id, cubeapi.BytesThere)
-	if c.stating != nil {
+	if c.stating != nil && (c.statingOf == "" || c.statingOf == id) {
 		err = c.stating
 	}
 	if err != nil {

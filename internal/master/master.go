@@ -103,6 +103,7 @@ type pace struct {
 	healAgain      time.Duration // bytes that could not be built again are tried again after so long
 	moveQuiet      time.Duration // a move of bytes that shows no sign of life for so long has failed
 	moveTime       time.Duration // of one try to move bytes
+	moveWithin     time.Duration // a try that fails after so long is the last
 }
 
 func defaultPace(c config.Master) pace {
@@ -131,8 +132,9 @@ func defaultPace(c config.Master) pace {
 		repairFirst:    30 * time.Second,
 		repairLast:     30 * time.Minute,
 		healAgain:      30 * time.Minute,
-		moveQuiet:      10 * time.Minute,
+		moveQuiet:      max(10*time.Minute, 2*c.BuiltStaleAfter), // a sweep takes it up again before
 		moveTime:       time.Hour,
+		moveWithin:     2 * time.Hour,
 	}
 }
 

@@ -161,8 +161,11 @@ func (m *Master) submitMigrate(ctx context.Context, req cubeapi.MigrateRequest) 
 func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 	var j template.Job
 	var a template.Artifact
+	var late bool // a try that fails now is the last
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		if j, err = templatedb.GetJob(ctx, tx, name); err == nil && j.State == template.JobMigrating {
+			// Not by its last sign of life: each try gives one.
+			late = tx.Now.Sub(j.CreatedAt) > m.pace.moveWithin
 			a, err = templatedb.GetArtifact(ctx, tx, j.ArtifactID)
 		}
 		return err
@@ -171,6 +174,9 @@ func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 		return m.giveUp(ctx, j, 0, fault.New(fault.BytesLost, "artifact %s", j.ArtifactID))
 	}
 	if err != nil || j.State != template.JobMigrating {
+		return err
+	}
+	if err := m.putBack(a); err != nil {
 		return err
 	}
 	working, stop := m.keepAlive(ctx, name)
@@ -182,8 +188,8 @@ func (m *Master) migrate(ctx context.Context, name template.JobID) error {
 		return errors.Join(err, ctx.Err())
 	case over:
 		return m.leaveJob(ctx, name) // somebody ended it; nothing was changed
-	case err != nil && fault.Of(err).Class.Retry:
-		return err // a sweep tries again, and ends the job when it is too late
+	case err != nil && fault.Of(err).Class.Retry && !late:
+		return err // a sweep tries again
 	case err != nil:
 		return m.giveUp(ctx, j, 0, err)
 	}
@@ -328,8 +334,11 @@ func (m *Master) dropOwn(ctx context.Context, a template.Artifact, moved cubeapi
 			return nil
 		}
 	}
-	aside := file + ".moved"
+	aside := m.aside(a)
 	if err := os.Rename(file, aside); err != nil {
+		return err
+	}
+	if err := m.step("master.migrate.aside"); err != nil {
 		return err
 	}
 	s, err := m.center.StatArtifact(ctx, string(a.ID), false)
@@ -341,6 +350,33 @@ func (m *Master) dropOwn(ctx context.Context, a template.Artifact, moved cubeapi
 	}
 	m.log.InfoContext(ctx, "copy of moved bytes removed", slog.String("artifact_id", string(a.ID)), slog.String("path", file))
 	return errors.Join(os.Remove(aside), dir.Remove(ctx, receiptKey(a.ID)))
+}
+
+// aside is where this master's own copy is while it is seen whether anybody
+// needs it.
+func (m *Master) aside(a template.Artifact) string {
+	return m.ownDir().Location(artifactKey(a.ID)) + ".moved"
+}
+
+// putBack puts a copy back that a process which ended had put aside: it may be
+// the only one.
+func (m *Master) putBack(a template.Artifact) error {
+	dir := m.ownDir()
+	if dir == nil {
+		return nil
+	}
+	file := dir.Location(artifactKey(a.ID))
+	if _, err := os.Lstat(file); err == nil {
+		return ignoreAbsent(os.Remove(m.aside(a)))
+	}
+	return ignoreAbsent(os.Rename(m.aside(a), file))
+}
+
+func ignoreAbsent(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // endMove ends the job, with a word on what is left to do by hand.

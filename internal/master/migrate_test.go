@@ -223,11 +223,32 @@ func TestAMoveWaitsForItsTemplateCentre(t *testing.T) {
 	}
 }
 
+// A move whose every try is long, and fails as one that may be tried again,
+// ends too: each try is a sign of life.
+func TestAMoveThatNeverSucceedsEnds(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start(func(p *running) { p.MoveQuiet(500 * time.Millisecond); p.MoveWithin(time.Second) })
+	r.host(0, plenty)
+	r.template(alias("app"))
+	r.center.set(func(c *fakeCenter) {
+		c.legacy, c.moving = true, func() error {
+			time.Sleep(200 * time.Millisecond) // some beats
+			return fault.New(fault.StoreUnavailable, "bucket")
+		}
+	})
+	if j := r.migrate(cubeapi.MigrateRequest{TemplateID: "app"}); j.Status != "FAILED" || j.ErrorCode != "store_unavailable" || j.TemplateStatus != "READY" {
+		t.Errorf("job: %+v", j)
+	}
+}
+
 // A master that ends at any step of a move leaves a job that the next one ends,
 // with one copy of the bytes.
 func TestAMoveSurvivesACrashAtEachStep(t *testing.T) {
 	for _, own := range []bool{false, true} {
-		for _, step := range []string{"master.migrate.after_commit", "master.migrate.after_move", "master.migrate.after_row"} {
+		for _, step := range []string{"master.migrate.after_commit", "master.migrate.after_move", "master.migrate.after_row", "master.migrate.aside"} {
+			if step == "master.migrate.aside" && !own {
+				continue
+			}
 			t.Run(fmt.Sprintf("%s own disk %t", step, own), func(t *testing.T) {
 				dir := t.TempDir()
 				r := newRig(t, sqlite(t), withDir(dir))

@@ -267,6 +267,16 @@ func (m *Master) mayRepair(ctx context.Context, name template.ID) (d template.De
 	return d, a, ok, err
 }
 
+// noRepair reports whether a repair, which names the template's last job, is of
+// no use any more: the template is deleted, or made of other bytes.
+func noRepair(ctx context.Context, tx *store.Tx, j template.Job) (bool, error) {
+	d, err := templatedb.GetDefinition(ctx, tx, j.TemplateID)
+	if errors.Is(err, fault.TemplateNotFound) {
+		return true, nil
+	}
+	return err == nil && (!slices.Contains(repairable, d.State) || d.ArtifactID != j.ArtifactID), err
+}
+
 // judgeRepaired writes what a template is after a repair, unless a job has
 // begun meanwhile: then that is the job's to say.
 func (m *Master) judgeRepaired(ctx context.Context, name template.ID, artifact template.ArtifactID, w *round) error {
@@ -362,17 +372,16 @@ func (m *Master) checkBytes(ctx context.Context, a template.Artifact, verify boo
 
 // repairBytes has lost bytes built again, and looks for more that are lost.
 func (m *Master) repairBytes(ctx context.Context, r *repairer) error {
+	errs := []error{}
 	if !time.Now().Before(r.scan) {
-		if err := m.scanBytes(ctx, r); err != nil {
-			return err
-		}
+		errs = append(errs, m.scanBytes(ctx, r))
 	}
 	var lost []template.Artifact
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		lost, err = templatedb.ArtifactsAfter(ctx, tx, r.lost, repairLook, template.ArtifactFailed)
 		return err
 	})
-	errs := []error{err}
+	errs = append(errs, err)
 	for _, a := range lost {
 		errs = append(errs, m.heal(ctx, a))
 	}
@@ -383,30 +392,39 @@ func (m *Master) repairBytes(ctx context.Context, r *repairer) error {
 	return errors.Join(errs...)
 }
 
+// scanTries bounds the artifacts of which a round is told nothing: then it is the
+// template centre or its store that is away.
+const scanTries = 3
+
 // scanBytes asks for the bytes of the next artifacts, by id. Once all were asked
-// for it rests for a while.
+// for it rests for a while. One of which nothing can be told hides none behind
+// it.
 func (m *Master) scanBytes(ctx context.Context, r *repairer) error {
 	var list []template.Artifact
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = templatedb.ArtifactsAfter(ctx, tx, r.artifact, repairLook, template.ArtifactReady)
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	var errs []error
 	for _, a := range list {
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err == nil {
-			err = m.checkBytes(ctx, a, false)
-		}
-		if err != nil {
-			return err // a template centre that is away is asked once in a round
+		err := m.checkBytes(ctx, a, false)
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		r.artifact = a.ID
+		if err != nil {
+			if errs = append(errs, err); len(errs) == scanTries {
+				return errors.Join(errs...)
+			}
+		}
 	}
-	if err == nil && len(list) < repairLook {
+	if len(list) < repairLook {
 		r.artifact, r.scan = "", time.Now().Add(m.pace.scan)
 	}
-	return err
+	return errors.Join(errs...)
 }
 
 // heal has the templates of a lost artifact built again, or says on each why

@@ -2,6 +2,7 @@ package master_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -209,6 +210,53 @@ func TestADeleteWinsOverARepair(t *testing.T) {
 	})
 }
 
+// A repair that a host holds up says nothing of a template that is gone
+// meanwhile: neither a line of its job nor a replica.
+func TestARepairLeavesNoRowOfADeletedTemplate(t *testing.T) {
+	onBoth(t, func(t *testing.T, dsn string) {
+		r := newRig(t, dsn)
+		r.start(func(p *running) { repairing(p); p.CollectEvery(time.Hour); p.CollectedNow() })
+		r.host(0, plenty)
+		made := r.template(alias("app"))
+		// Of the same bytes, so that the delete need not wait for a host.
+		other := r.template(func(q *cubeapi.FromImageRequest) { q.DistributionScope = []string{string(hostID(0))} })
+		asked, gate := make(chan struct{}, 100), make(chan struct{})
+		c := r.host(1, plenty)
+		c.set(func(h *fakeHost) {
+			h.ensure = func(ctx context.Context) error {
+				asked <- struct{}{}
+				select {
+				case <-gate:
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}
+		})
+		if c.holds(made.ArtifactID) {
+			c.set(func(h *fakeHost) { clear(h.artifacts) })
+		}
+		wait(t, "the repair is at the host", asked)
+		must(t, r.api.DeleteTemplate(t.Context(), "app"))
+		close(gate)
+		eventually(t, "that the host has it is noted", func() (noted bool) {
+			r.view(func(ctx context.Context, tx *store.Tx) error {
+				held, err := templatedb.ListPlacements(ctx, tx, template.ArtifactID(other.ArtifactID))
+				noted = len(held) == 2
+				return err
+			})
+			return noted && c.holds(other.ArtifactID)
+		})
+		r.view(func(ctx context.Context, tx *store.Tx) error {
+			lines, err := templatedb.JobLog(ctx, tx, template.JobID(made.JobID), 0, 10)
+			replicas, late := templatedb.ListReplicas(ctx, tx, tplID(made))
+			if len(lines) > 0 || len(replicas) > 0 {
+				t.Errorf("left: %v, %v", lines, replicas)
+			}
+			return errors.Join(err, late)
+		})
+	})
+}
+
 // A ready row whose bytes are gone is noticed, and the bytes are built again
 // from the very image.
 func TestAReadyArtifactWithoutBytesHeals(t *testing.T) {
@@ -266,6 +314,26 @@ func TestLostBytesThatCannotBeBuiltAreTold(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An artifact of which nothing can be told keeps no other from being looked at,
+// nor lost ones from being built again.
+func TestWhatCannotBeToldHidesNothing(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start(repairing)
+	r.host(0, plenty)
+	first, next := r.template(), r.template(func(q *cubeapi.FromImageRequest) { q.SourceImageRef = "registry.local/other:1" })
+	if first.ArtifactID > next.ArtifactID {
+		first, next = next, first
+	}
+	r.center.set(func(c *fakeCenter) {
+		c.stating, c.statingOf = fault.New(fault.StoreUnavailable, "no access"), first.ArtifactID
+		delete(c.bytes, next.ArtifactID)
+	})
+	eventually(t, "the lost bytes are built again", func() (there bool) {
+		r.center.set(func(c *fakeCenter) { there = c.bytes[next.ArtifactID] != nil })
+		return there
+	})
 }
 
 // A template centre, or a store, that does not answer proves nothing.

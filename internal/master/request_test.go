@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 	"github.com/paddock-dev/paddock/test/service"
 )
@@ -261,4 +263,34 @@ func TestWhatFailedIsForgotten(t *testing.T) {
 		_, err := r.api.Job(t.Context(), j.JobID)
 		return fault.Of(err) == fault.JobNotFound && strings.Contains(count(), `paddock_outbox_messages{state="dead"} 0`)
 	})
+}
+
+// Tries on a template that failed are forgotten once a later one was made, so
+// that repairs which fail for ever do not fill the books; its newest stays.
+func TestFailedTriesAreForgotten(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start(func(p *running) { p.KeepFailed(time.Millisecond) })
+	r.host(0, plenty)
+	made := r.template()
+	r.update(func(ctx context.Context, tx *store.Tx) error {
+		for n := 2; n <= 4; n++ {
+			j, err := templatedb.AddJob(ctx, tx, template.Job{
+				ID: template.JobID(fmt.Sprintf("job-%024d", n)), TemplateID: tplID(made), RequestID: fmt.Sprint("again-", n), Operation: template.OpRedo, AttemptNo: n,
+			})
+			if err == nil {
+				_, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	eventually(t, "the older ones are forgotten", func() bool {
+		list := r.jobs(made.TemplateID)
+		return len(list) == 2 && slices.ContainsFunc(list, func(j template.Job) bool { return j.AttemptNo == 4 })
+	})
+	if _, err := r.api.Job(t.Context(), made.JobID); err != nil {
+		t.Errorf("the job that made it: %v", err)
+	}
 }

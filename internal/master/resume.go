@@ -322,10 +322,12 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 // itself shows otherwise: work that fails must not leave less than there was.
 func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on template.ReplicaEvent, why error) error {
 	return m.update(ctx, func(tx *store.Tx) error {
-		if j.State != "" { // a repair is of no job, and only names the template's last
-			if over, err := ended(ctx, tx, j.ID); err != nil || over {
-				return errors.Join(err, lateReplica(ctx, tx, j, h, on))
-			}
+		gone := ended
+		if j.State == "" { // a repair is of no job, and only names the template's last
+			gone = noRepair
+		}
+		if over, err := gone(ctx, tx, j); err != nil || over {
+			return errors.Join(err, lateReplica(ctx, tx, j, h, on))
 		}
 		if on == template.OnReplicaHeld {
 			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {

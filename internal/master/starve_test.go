@@ -62,3 +62,35 @@ func TestJobsThatWaitHoldUpNone(t *testing.T) {
 		t.Error("it has no template")
 	}
 }
+
+// Public jobs that wait their turn hide no private one behind them: only the
+// master can hand over its credentials again.
+func TestPublicJobsThatWaitHideNoPrivateOne(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.center.set(func(c *fakeCenter) { c.idle = true })
+	r.update(func(ctx context.Context, tx *store.Tx) error {
+		if _, err := tx.Acquire(ctx, template.CentersSubject, "another", time.Hour); err != nil {
+			return err
+		}
+		for i := range 150 {
+			name := fmt.Sprintf("%024d", i)
+			j, err := templatedb.AddJob(ctx, tx, template.Job{
+				ID: template.JobID("job-" + name), TemplateID: template.ID("tpl-" + name), RequestID: name, Operation: template.OpCreate, AttemptNo: 1,
+				Request: []byte(`{"instance_type":"cubebox","writable_layer_size":"1Gi"}`),
+			})
+			if err == nil {
+				_, err = tx.Exec(ctx, `UPDATE job SET changed_us = ? WHERE id = ?`, 1000+i, string(j.ID))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.start()
+	j, err := r.api.FromImage(t.Context(), image(func(q *cubeapi.FromImageRequest) { q.RegistryUsername, q.RegistryPassword = "u", "p" }))
+	must(t, err)
+	r.taken(j.JobID)
+	before := len(r.center.builds()) // a template centre that is begun anew knows nothing of it
+	eventually(t, "it is handed over again", func() bool { return len(r.center.builds()) > before })
+}

@@ -168,8 +168,8 @@ func (m *master) write(ctx context.Context, jobID template.JobID, r cubeapi.JobR
 }
 
 func register(ctx context.Context, tx *store.Tx, r cubeapi.JobReport) error {
-	a, found, err := templatedb.ArtifactByContentKey(ctx, tx, r.ContentKey)
-	if err == nil && !found {
+	a, err := templatedb.GetArtifact(ctx, tx, template.ArtifactID(r.ArtifactID))
+	if errors.Is(err, fault.ArtifactNotFound) {
 		a, err = templatedb.AddArtifact(ctx, tx, template.Artifact{ID: template.ArtifactID(r.ArtifactID), ContentKey: r.ContentKey, Digest: r.SourceImageDigest, Token: "dl-" + r.ArtifactID})
 	}
 	if err != nil {

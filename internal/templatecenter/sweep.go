@@ -16,7 +16,8 @@ import (
 
 const (
 	sweepLock  = "tc_reconcile_v1"
-	sweepLimit = 200
+	sweepLimit = 200 // rows of a look
+	sweepPages = 20  // looks, when what is found may stay where it is
 	sweepTime  = 5 * time.Minute
 	// deletingAfter is how long an artifact may wait in deleting for the
 	// master's call before the sweep does it.
@@ -56,20 +57,30 @@ func (c *Center) sweep(ctx context.Context) {
 func (c *Center) sweepStalled(ctx context.Context, state template.JobState, phase func(template.Phase) bool, after time.Duration) error {
 	var old []template.Job
 	err := c.db.View(ctx, func(tx *store.Tx) error {
-		list, err := templatedb.ListJobs(ctx, tx, templatedb.JobFilter{States: []template.JobState{state}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit})
-		if err != nil {
-			return err
-		}
-		holds, err := templatedb.HoldsOf(ctx, tx, list)
 		old = nil
-		for _, j := range list {
-			// One that is held has a builder, which has a time limit; one that anybody
-			// may build has its turn coming.
-			if h := holds[j.ID]; h != template.Held && (isPrivate(j) || !j.Claimable(h)) && phase(j.Phase) {
-				old = append(old, j)
+		f := templatedb.JobFilter{States: []template.JobState{state}, ChangedBefore: tx.Now.Add(-after), Limit: sweepLimit}
+		for range sweepPages { // those that just wait their turn hide none behind them
+			list, err := templatedb.ListJobs(ctx, tx, f)
+			if err != nil {
+				return err
+			}
+			holds, err := templatedb.HoldsOf(ctx, tx, list)
+			if err != nil {
+				return err
+			}
+			for _, j := range list {
+				// One that is held has a builder, which has a time limit; one that anybody
+				// may build has its turn coming.
+				if h := holds[j.ID]; h != template.Held && (isPrivate(j) || !j.Claimable(h)) && phase(j.Phase) {
+					old = append(old, j)
+				}
+				f.After = templatedb.Place{At: j.ChangedAt, ID: string(j.ID)}
+			}
+			if len(list) < sweepLimit {
+				break
 			}
 		}
-		return err
+		return nil
 	})
 	errs := []error{err}
 	for _, j := range old {

@@ -93,7 +93,7 @@ func (o *origin) get(ctx context.Context, span string) (*http.Response, error) {
 	}
 	if err != nil && ctx.Err() == nil {
 		o.directly.Store(true)
-		return nil, fault.New(fault.PeerUnavailable, "download of artifact %s: the store leads to %s: %v", o.id, hostOf(to), err)
+		return nil, fault.New(fault.PeerUnavailable, "download of artifact %s: the store leads to %s: %v", o.id, hostOf(to), bare(err))
 	}
 	return answer, err
 }

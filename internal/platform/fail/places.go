@@ -34,6 +34,7 @@ var places = []string{
 	"master.migrate.after_commit",
 	"master.migrate.after_move",
 	"master.migrate.after_row",
+	"master.migrate.aside",
 	"master.redo.after_commit",
 	"master.resume.after_distribute",
 	"master.resume.after_host",

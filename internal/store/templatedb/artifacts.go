@@ -50,11 +50,6 @@ func GetArtifact(ctx context.Context, tx *store.Tx, id template.ArtifactID) (tem
 	return a, err
 }
 
-// ArtifactByContentKey returns the artifact that has these bytes.
-func ArtifactByContentKey(ctx context.Context, tx *store.Tx, key string) (template.Artifact, bool, error) {
-	return store.First(ctx, tx, scanArtifact, `SELECT `+artifactColumns+` FROM artifact WHERE content_key = ?`, []byte(key))
-}
-
 // ArtifactFilter narrows ListArtifacts; zero fields do not.
 type ArtifactFilter struct {
 	States        []template.ArtifactState

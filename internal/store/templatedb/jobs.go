@@ -191,10 +191,13 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 	return j, nil
 }
 
-// ForgetFailed removes jobs that failed before the given time and of which no
-// template came, at most limit.
+// ForgetFailed removes jobs that failed before the given time and that say
+// nothing any more, at most limit: no template came of them, or a later job was
+// at work on it since.
 func ForgetFailed(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
-	old, err := store.Collect(ctx, tx, scanJobID, `SELECT id FROM job WHERE state = ? AND changed_us < ? AND NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = job.template_id) ORDER BY changed_us LIMIT ?`,
+	old, err := store.Collect(ctx, tx, scanJobID, `SELECT id FROM job WHERE state = ? AND changed_us < ?
+		AND (NOT EXISTS (SELECT 1 FROM definition d WHERE d.id = job.template_id) OR EXISTS (SELECT 1 FROM job n WHERE n.template_id = job.template_id AND n.attempt_no > job.attempt_no))
+		ORDER BY changed_us LIMIT ?`,
 		string(template.JobFailed), before.UnixMicro(), limitOf(limit))
 	if err != nil {
 		return 0, err
