@@ -78,7 +78,7 @@ var (
 	TemplateNotFound  = code("template_not_found", NotFound, 0, "no template has that id or alias", "`paddock tpl list` shows what exists")
 	TemplateNotReady  = code("template_not_ready", Conflict, 0, "the template is not ready", "wait for its job, or read the job's error")
 	TemplateInUse     = code("template_in_use", Conflict, 0, "sandboxes run from this template", "delete the named sandboxes first")
-	NoTemplateHosts   = code("no_template_hosts", Invalid, 0, "no healthy host could take the template", "start a cubelet, or correct distribution_scope")
+	NoTemplateHosts   = code("no_template_hosts", Invalid, 0, "no healthy host could take the template", "start a cubelet of that instance_type, or correct instance_type and distribution_scope")
 	JobNotFound       = code("job_not_found", NotFound, 0, "no job has that id", "`paddock tpl list` shows the newest job of each template")
 	ArtifactNotFound  = code("artifact_not_found", NotFound, 0, "no artifact has that id, or its bytes are gone", "rebuild the template")
 	ArtifactCorrupt   = code("artifact_corrupt", Internal, 0, "the bytes do not match the recorded sha256 or size", "rebuild the template; check the disk of the artifact store")
