@@ -17,7 +17,7 @@ var (
 	SubmissionReused = code("submission_conflict", Conflict, 0, "the request id was used before with other content", "use a new request id for new content")
 	StaleController  = code("stale_controller", Superseded, 0, "the lease is held by another, or at a later epoch", "stop; acquire the lease again before acting")
 	LeaseHeld        = code("lease_held", Superseded, 0, "another holder has the lease and it has not expired", "wait until it expires or is released")
-	StoreUnavailable = code("store_unavailable", Unavailable, 0, "the database did not answer", "check that the database of `database.dsn` is up")
+	StoreUnavailable = code("store_unavailable", Unavailable, 0, "the database or the artifact store did not answer", "check that the database of `database.dsn` and the store of `artifact_store` are up, whichever the message names")
 	SchemaUnknown    = code("schema_unknown", Unavailable, 0, "the database holds migrations that this program does not know, or knows otherwise", "run the newer program, or restore the database that fits this one")
 	PeerUnavailable  = code("peer_unavailable", Unavailable, 0, "another role of this system did not answer", "start the named role and check its address in the configuration")
 
