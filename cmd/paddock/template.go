@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -158,8 +159,15 @@ func jobFault(j *cubeapi.Job) error {
 // watch follows a job until it ends. Ctrl-C stops the watching, not the job.
 func (a *app) watch(ctx context.Context, api *cubeapi.Client, jobID string) error {
 	line := progressLine{w: a.stderr, terminal: isTerminal(a.stderr)}
+	away := outage{w: a.stderr}
 	for {
 		j, err := api.Job(ctx, jobID)
+		if errors.Is(err, fault.PeerUnavailable) {
+			line.end()
+		}
+		if away.wait(ctx, err) {
+			continue
+		}
 		if ctx.Err() != nil {
 			line.end()
 			fmt.Fprintf(a.stderr, "The job goes on; follow it with: paddock tpl watch --job-id %s\n", jobID)

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,8 +30,12 @@ func (a *app) jobLogsCommand() *cobra.Command {
 // JSON object a line. Ctrl-C stops the reading, not the job.
 func (a *app) logs(ctx context.Context, api *cubeapi.Client, jobID string, follow bool) error {
 	var wait time.Duration
+	away := outage{w: a.stderr}
 	for after := int64(0); ; {
 		answer, err := api.JobLogs(ctx, jobID, after, wait)
+		if follow && away.wait(ctx, err) {
+			continue
+		}
 		if ctx.Err() != nil {
 			fmt.Fprintf(a.stderr, "The job goes on; follow it with: paddock tpl logs -f %s\n", jobID)
 			return exitStatus(130)
@@ -73,4 +79,38 @@ func (a *app) failedJob(ctx context.Context, api *cubeapi.Client, jobID string) 
 		return fault.New(fault.StateConflict, "job %s is %s now", jobID, j.Status)
 	}
 	return jobFault(j)
+}
+
+// masterAway is how long those who follow a job wait for a master that goes
+// away under them, as it does when it is started again.
+const masterAway = time.Minute
+
+// outage is what somebody who follows a job knows of a master that went away.
+type outage struct {
+	w     io.Writer
+	known bool      // the master answered once: its address is right
+	since time.Time // zero while it answers
+}
+
+// wait takes the outcome of a question, and tells whether to ask again because
+// the master went away; then it has waited.
+func (o *outage) wait(ctx context.Context, err error) bool {
+	if !errors.Is(err, fault.PeerUnavailable) {
+		o.known, o.since = true, time.Time{}
+		return false
+	}
+	switch {
+	case !o.known || ctx.Err() != nil:
+		return false
+	case o.since.IsZero():
+		o.since = time.Now()
+		fmt.Fprintln(o.w, "The master went away; waiting for it")
+	case time.Since(o.since) > masterAway:
+		return false
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(pollEvery):
+	}
+	return true
 }

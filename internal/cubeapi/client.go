@@ -53,7 +53,7 @@ func (c caller) request(ctx context.Context, method, path string, body io.Reader
 		r.Header.Set("Content-Type", kind)
 	}
 	r.Header.Set(c.header, c.secret)
-	if id := logs.RequestID(ctx); id != "" {
+	if id := logs.WireID(ctx); id != "" {
 		r.Header.Set(HeaderRequestID, id)
 	}
 	otel.GetTextMapPropagator().Inject(ctx, propagation.HeaderCarrier(r.Header))

@@ -165,3 +165,17 @@ func TestAFileThatBreaksOffIsAFailure(t *testing.T) {
 		t.Errorf("got %q, %v", got.String(), err)
 	}
 }
+
+func TestAnIDThatNoHeaderCarriesStaysBehind(t *testing.T) {
+	url, last := answering(t, func(w http.ResponseWriter, _ *http.Request) { serve.WriteJSON(w, http.StatusOK, cubeapi.OK("r")) })
+	for _, given := range []string{"a\x00b", "a\nX-Api-Key: b", "a\x7f", "ä"} {
+		err := cubeapi.NewReportClient(url, "the-key").Job(logs.WithRequestID(t.Context(), given), "job-1", cubeapi.JobReport{})
+		if err != nil {
+			t.Errorf("%q: %v", given, err)
+			continue
+		}
+		if got, there := last().Header[cubeapi.HeaderRequestID]; there {
+			t.Errorf("%q travels as %q", given, got)
+		}
+	}
+}

@@ -17,7 +17,7 @@ var (
 	SubmissionReused = code("submission_conflict", Conflict, 0, "the request id was used before with other content", "use a new request id for new content")
 	StaleController  = code("stale_controller", Superseded, 0, "the lease is held by another, or at a later epoch", "stop; acquire the lease again before acting")
 	LeaseHeld        = code("lease_held", Superseded, 0, "another holder has the lease and it has not expired", "wait until it expires or is released")
-	StoreUnavailable = code("store_unavailable", Unavailable, 0, "the database did not answer", "check that the database of `database.dsn` is up")
+	StoreUnavailable = code("store_unavailable", Unavailable, 0, "the database or the artifact store did not answer", "check that the database of `database.dsn` and the store of `artifact_store` are up, whichever the message names")
 	SchemaUnknown    = code("schema_unknown", Unavailable, 0, "the database holds migrations that this program does not know, or knows otherwise", "run the newer program, or restore the database that fits this one")
 	PeerUnavailable  = code("peer_unavailable", Unavailable, 0, "another role of this system did not answer", "start the named role and check its address in the configuration")
 
@@ -78,7 +78,7 @@ var (
 	TemplateNotFound  = code("template_not_found", NotFound, 0, "no template has that id or alias", "`paddock tpl list` shows what exists")
 	TemplateNotReady  = code("template_not_ready", Conflict, 0, "the template is not ready", "wait for its job, or read the job's error")
 	TemplateInUse     = code("template_in_use", Conflict, 0, "sandboxes run from this template", "delete the named sandboxes first")
-	NoTemplateHosts   = code("no_template_hosts", Invalid, 0, "no healthy host could take the template", "start a cubelet, or correct distribution_scope")
+	NoTemplateHosts   = code("no_template_hosts", Invalid, 0, "no healthy host could take the template", "start a cubelet of that instance_type, or correct instance_type and distribution_scope")
 	JobNotFound       = code("job_not_found", NotFound, 0, "no job has that id", "`paddock tpl list` shows the newest job of each template")
 	ArtifactNotFound  = code("artifact_not_found", NotFound, 0, "no artifact has that id, or its bytes are gone", "rebuild the template")
 	ArtifactCorrupt   = code("artifact_corrupt", Internal, 0, "the bytes do not match the recorded sha256 or size", "rebuild the template; check the disk of the artifact store")

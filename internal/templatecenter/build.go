@@ -205,7 +205,7 @@ func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest,
 			err = cause
 		}
 	}()
-	t.say("template centre %s begins, as builder %d of at most %d", j.Holder, j.Epoch, template.MaxBuilders)
+	t.say("template centre %s begins, attempt %d of at most %d", j.Holder, j.Epoch, template.MaxBuilders)
 	t.phase(template.PhasePulling)
 	ca, err := c.egressCA(req)
 	if err != nil {

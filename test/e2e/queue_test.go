@@ -51,7 +51,7 @@ func TestAnotherCentreBuildsWhatADeadOneHad(t *testing.T) {
 				return json.Unmarshal([]byte(c.must("tpl", "status", job.JobID, "-o", "json")), &job) == nil && (job.Status == "READY" || job.Status == "FAILED")
 			})
 			log := c.must("tpl", "logs", job.JobID)
-			if job.Status != "READY" || strings.Contains(log, "as builder 2 of") != at.rebuilt {
+			if job.Status != "READY" || strings.Contains(log, "attempt 2 of") != at.rebuilt {
 				t.Errorf("job is %s: %s\n%s", job.Status, job.Error, log)
 			}
 			id := c.sandbox("box")

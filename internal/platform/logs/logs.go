@@ -39,6 +39,16 @@ func RequestID(ctx context.Context) string {
 	return id
 }
 
+// WireID is RequestID for a header of a call to another role: "" when no header
+// can carry it, as for an id with a line break that a caller chose.
+func WireID(ctx context.Context) string {
+	id := RequestID(ctx)
+	if strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return ""
+	}
+	return id
+}
+
 // handler adds what the context knows to each line.
 type handler struct{ slog.Handler }
 

@@ -119,7 +119,7 @@ func requestID(given string) string {
 
 // outgoing passes the request id of ctx on.
 func outgoing(ctx context.Context) context.Context {
-	if v := logs.RequestID(ctx); v != "" {
+	if v := logs.WireID(ctx); v != "" {
 		return metadata.AppendToOutgoingContext(ctx, metadataRequestID, v)
 	}
 	return ctx

@@ -170,6 +170,20 @@ func TestACallWithoutRequestIDGetsOne(t *testing.T) {
 	}
 }
 
+func TestACallWithAnIDThatNoHeaderCarriesGetsOne(t *testing.T) {
+	h := &host{}
+	client, _, _ := dialled(t, h)
+	for _, given := range []string{"a\x00b", "a\nb", "ä"} {
+		if _, err := client.GetSandbox(logs.WithRequestID(t.Context(), given), &hostpb.GetSandboxRequest{SandboxId: "ok"}); err != nil {
+			t.Errorf("%q: %v", given, err)
+			continue
+		}
+		if got := h.ids[len(h.ids)-1]; !strings.HasPrefix(got, "req-") {
+			t.Errorf("%q arrives as %q", given, got)
+		}
+	}
+}
+
 func TestWhatTheTransportSays(t *testing.T) {
 	conn, err := grpc.NewClient("127.0.0.1:1", append(DialOptions(), grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
