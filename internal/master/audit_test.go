@@ -42,7 +42,7 @@ func actions(list []cubeapi.AuditEntry) string {
 // refused, or what the system does, is not.
 func TestWhatUsersChangeIsNoted(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
-		r, hosts := ready(t, dsn, 1, plenty, staleSoon)
+		r, hosts := ready(t, dsn, 1, plenty)
 		d, err := r.api.Template(t.Context(), "base")
 		must(t, err)
 		second := r.template(alias("second"))
@@ -73,7 +73,7 @@ func TestWhatUsersChangeIsNoted(t *testing.T) {
 		must(t, err)
 		_, err = r.api.CordonHost(t.Context(), string(hosts[0].id), false)
 		must(t, err)
-		hosts[0].hush()
+		r.silence(hosts[0])
 		hosts[0].away()
 		eventually(t, "the host may be removed", func() bool { return r.api.RemoveHost(t.Context(), string(hosts[0].id)) == nil })
 		if got := actions(r.audited(string(hosts[0].id))); got != "host.cordon host.uncordon host.remove" {

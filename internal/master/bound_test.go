@@ -43,12 +43,6 @@ func TestAJobEndsWhoeverIsDead(t *testing.T) {
 		},
 		"built": func(t *testing.T, r *rig) string {
 			j, q := r.submitIdle()
-			r.m.At(func(name string) error { // nobody goes on from there
-				if name == "master.built.after_commit" {
-					return context.Canceled
-				}
-				return nil
-			})
 			_ = r.center.report.Job(t.Context(), j.JobID, r.center.built(q)) // it was committed and not answered
 			return j.JobID
 		},
@@ -79,7 +73,14 @@ func TestAJobEndsWhoeverIsDead(t *testing.T) {
 						c.TemplateCenter.PendingStaleAfter, c.TemplateCenter.RunningStaleAfter, c.TemplateCenter.ReconcileInterval = time.Second, 500*time.Millisecond, 100*time.Millisecond
 						c.Master.DistributeTimeout = time.Second
 					})
-					r.start()
+					r.start(func(p *running) {
+						p.At(func(name string) error { // nobody goes on from there
+							if state == "built" && name == "master.built.after_commit" {
+								return context.Canceled
+							}
+							return nil
+						})
+					})
 					h := r.host(0, plenty)
 					id := to(t, r)
 					dies(r, h)

@@ -22,8 +22,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-func staleSoon(c *config.Config) { c.Master.HostStaleAfter = time.Second }
-
 // gone waits until nothing tells of a template, nor of its bytes anywhere.
 func (r *rig) gone(id, artifact string) {
 	r.t.Helper()
@@ -53,11 +51,11 @@ func TestADeadHostBlocksNoDelete(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			onBoth(t, func(t *testing.T, dsn string) {
-				r, hosts := ready(t, dsn, 2, plenty, staleSoon)
+				r, hosts := ready(t, dsn, 2, plenty)
 				d, err := r.api.Template(t.Context(), "base")
 				must(t, err)
 				dead := hosts[1]
-				dead.hush()
+				r.silence(dead)
 				dead.away()
 				eventually(t, "the host is missed", func() bool {
 					h, err := r.api.Host(t.Context(), string(dead.id))
@@ -236,7 +234,7 @@ func TestADryRunOfADeleteChangesNothing(t *testing.T) {
 // Deletes that cannot go on, because their host is away, hold up none behind
 // them: more than one round of a sweep takes are in front.
 func TestDeletesThatWaitHoldUpNone(t *testing.T) {
-	r := newRig(t, sqlite(t), staleSoon)
+	r := newRig(t, sqlite(t))
 	const many = 150
 	dead := host.ID("host-dead")
 	must(t, r.db.Update(t.Context(), func(tx *store.Tx) error {

@@ -25,6 +25,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
+	"github.com/paddock-dev/paddock/internal/store"
 )
 
 // fakeHost is a cubelet without a runtime: it admits against its own room,
@@ -141,6 +142,17 @@ func (h *fakeHost) hush() {
 	h.telling.Lock()
 	defer h.telling.Unlock()
 	h.silent = true
+}
+
+// silence is hush, long ago: by its row the host is stale at once, however
+// loaded the machine is that the others are not.
+func (r *rig) silence(h *fakeHost) {
+	r.t.Helper()
+	h.hush()
+	r.update(func(ctx context.Context, tx *store.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE host SET heard_us = 1 WHERE id = ?`, []byte(h.id))
+		return err
+	})
 }
 
 // speak lets the reports go on.

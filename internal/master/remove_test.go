@@ -20,14 +20,14 @@ import (
 // for it ends. Should it return after all, it is a new host with nothing.
 func TestAHostThatDoesNotReturnIsRemoved(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {
-		r, h, ending := one(t, dsn, func(c *config.Config) { c.Master.HostStaleAfter = time.Second })
+		r, h, ending := one(t, dsn)
 		running, err := r.create("base")
 		must(t, err)
 		d, err := r.api.Template(t.Context(), "base")
 		must(t, err)
 		refused(t, r.api.RemoveHost(t.Context(), "nobody"), fault.HostUnknown)
 		refused(t, r.api.RemoveHost(t.Context(), string(h.id)), fault.StateConflict)
-		h.hush()
+		r.silence(h)
 		h.away()
 		refused(t, r.api.DeleteSandbox(t.Context(), ending), fault.HostUnreachable)
 		eventually(t, "the host may be removed", func() bool {
@@ -156,7 +156,7 @@ func TestASweepCleansOnce(t *testing.T) {
 // A replica that an earlier try began, on a host that is no target any more,
 // does not stay pending.
 func TestReplicasOfAnEarlierTryAreEnded(t *testing.T) {
-	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = time.Second })
+	r := newRig(t, sqlite(t))
 	crash, reached := crashAt("master.resume.after_host")
 	r.start(crash)
 	r.host(0, plenty)
@@ -170,7 +170,7 @@ func TestReplicasOfAnEarlierTryAreEnded(t *testing.T) {
 	must(t, err)
 	wait(t, "both hosts are asked", held)
 	wait(t, "the crash", reached)
-	b.hush()
+	r.silence(b)
 	b.away()
 	r.crash()
 	r.start()

@@ -151,14 +151,14 @@ func TestABadHostIsBackedOff(t *testing.T) {
 
 // A template whose last bad host was removed is READY: nothing lacks any more.
 func TestATemplateIsWhatItsReplicasMakeOfIt(t *testing.T) {
-	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 400 * time.Millisecond })
+	r := newRig(t, sqlite(t))
 	r.start(repairing)
 	r.host(0, plenty)
 	b := r.host(1, plenty)
 	b.set(func(h *fakeHost) { h.ensure = broken })
 	r.template(alias("app"))
 	r.becomes("app", "PARTIALLY_READY")
-	b.hush()
+	r.silence(b)
 	eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id)) == nil })
 	if d := r.becomes("app", "READY"); len(d.Replicas) != 1 {
 		t.Errorf("template: %+v", d)

@@ -60,7 +60,7 @@ func (r *rig) state(id string) sandbox.State {
 }
 
 func TestSandboxesAreListed(t *testing.T) {
-	r, h, id := one(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 3 * time.Second })
+	r, h, id := one(t, sqlite(t))
 	second, err := r.create("base")
 	must(t, err)
 	list, err := r.api.Sandboxes(t.Context(), false)
@@ -76,7 +76,7 @@ func TestSandboxesAreListed(t *testing.T) {
 	if len(live) != 1 || len(all) != 2 || all[1].Status != "TERMINATED" || all[1].Reason != "request" {
 		t.Errorf("live %+v, all %+v", live, all)
 	}
-	h.hush()
+	r.silence(h)
 	eventually(t, "the list says whose word is old", func() bool {
 		q, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.front.URL+cubeapi.PathSandboxList, nil)
 		must(t, err)
@@ -246,7 +246,7 @@ type brokenReader struct{}
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("the disk broke") }
 
 func TestHostsAreSeen(t *testing.T) {
-	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.HostStaleAfter = 3 * time.Second })
+	r := newRig(t, sqlite(t))
 	r.start()
 	h := r.host(0, plenty)
 	list, err := r.api.Hosts(t.Context())
@@ -272,7 +272,7 @@ func TestHostsAreSeen(t *testing.T) {
 	}
 	wrong := cubeapi.NewHostClient(r.front.URL, "wrong")
 	refused(t, wrong.Register(t.Context(), good), fault.TokenRejected)
-	h.hush()
+	r.silence(h)
 	eventually(t, "a silent host is unknown", func() bool {
 		shown, err := r.api.Host(t.Context(), "host-a")
 		return err == nil && shown.Health == string(host.Unknown) && strings.Contains(shown.Reason, "not heard of")
