@@ -159,10 +159,19 @@ func TestReplicasOfAnEarlierTryAreEnded(t *testing.T) {
 	r := newRig(t, sqlite(t))
 	crash, reached := crashAt("master.resume.after_host")
 	r.start(crash)
-	r.host(0, plenty)
-	b := r.host(1, plenty)
+	a, b := r.host(0, plenty), r.host(1, plenty)
 	var once sync.Once
 	held := make(chan struct{})
+	a.set(func(h *fakeHost) {
+		h.ensure = func(ctx context.Context) error { // not before the other is asked too
+			select {
+			case <-held:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+	})
 	b.set(func(h *fakeHost) {
 		h.ensure = func(ctx context.Context) error { once.Do(func() { close(held) }); <-ctx.Done(); return ctx.Err() }
 	})
