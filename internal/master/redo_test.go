@@ -71,6 +71,28 @@ func (r *rig) shown(id string) cubeapi.Template {
 	return d
 }
 
+// A host that had lost the bytes, and said so, is chosen as soon as a redo has
+// brought them back: its next report may be a while.
+func TestWhatARedoBroughtIsUsedAtOnce(t *testing.T) {
+	r, hosts := ready(t, sqlite(t), 1, plenty)
+	h := hosts[0]
+	h.hush()
+	h.set(func(h *fakeHost) { clear(h.artifacts) })
+	must(t, h.say(t.Context()))
+	r.update(func(ctx context.Context, tx *store.Tx) error { // it was brought there long ago
+		_, err := tx.Exec(ctx, `UPDATE placement SET created_us = 1`)
+		return err
+	})
+	if _, err := r.create("base"); fault.Of(err) != fault.NoHost {
+		t.Fatalf("before the redo: %v", err)
+	}
+	if j := r.redo(cubeapi.RedoRequest{TemplateID: "base"}); j.Status != "READY" {
+		t.Fatalf("job: %+v", j)
+	}
+	_, err := r.create("base")
+	must(t, err)
+}
+
 // A redo uses the bytes that are there, and asks no builder.
 func TestARedoReusesReadyBytes(t *testing.T) {
 	onBoth(t, func(t *testing.T, dsn string) {

@@ -120,9 +120,10 @@ func ArtifactReferences(ctx context.Context, tx *store.Tx, id template.ArtifactI
 	return definitions + jobs, err
 }
 
-// PutPlacement notes that a host holds an artifact.
+// PutPlacement notes that a host holds an artifact, as of now: what it reported
+// before may be of a time when it had lost it.
 func PutPlacement(ctx context.Context, tx *store.Tx, id template.ArtifactID, h host.ID) error {
-	n, err := tx.Exec(ctx, `UPDATE placement SET artifact_id = artifact_id WHERE artifact_id = ? AND host_id = ?`, string(id), []byte(h))
+	n, err := tx.Exec(ctx, `UPDATE placement SET created_us = ? WHERE artifact_id = ? AND host_id = ?`, tx.Now.UnixMicro(), string(id), []byte(h))
 	if err != nil || n > 0 {
 		return err
 	}
