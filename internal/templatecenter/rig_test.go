@@ -388,9 +388,13 @@ func (r *rig) job(ref string, change ...func(*cubeapi.FromImageRequest)) cubeapi
 func (r *rig) update(fn func(ctx context.Context, tx *store.Tx) error) {
 	r.t.Helper()
 	ctx := context.WithoutCancel(r.t.Context())
-	if err := r.db.Update(ctx, func(tx *store.Tx) error { return fn(ctx, tx) }); err != nil {
-		r.t.Fatal(err)
-	}
+	eventually(r.t, "the rows are not written by others too", func() bool {
+		err := r.db.Update(ctx, func(tx *store.Tx) error { return fn(ctx, tx) })
+		if err != nil && !errors.Is(err, fault.VersionConflict) {
+			r.t.Fatal(err)
+		}
+		return err == nil
+	})
 }
 
 // submit hands a job over and expects it to be taken.
