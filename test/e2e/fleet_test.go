@@ -40,7 +40,11 @@ func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	registry := service.Registry(t)
 	f := &fleet{cluster: newCluster(t), image: busybox(t, registry, "box:1"), s3: service.S3(t), members: map[string]*member{}}
-	masters, centres := newFront(t), newFront(t)
+	var masterAt, centreAt []string
+	for range 2 {
+		masterAt, centreAt = append(masterAt, "127.0.0.1:"+freePort(t)), append(centreAt, "127.0.0.1:"+freePort(t))
+	}
+	masters, centres := newFront(t, masterAt), newFront(t, centreAt)
 	f.env = append(f.env,
 		"PADDOCK_DATABASE_DSN="+service.MariaDB(t), "PADDOCK_REDIS_ADDR="+service.Redis(t), "CUBE_ARTIFACT_STORE_BACKEND=s3",
 		"CUBE_S3_ENDPOINT="+f.s3.Endpoint, "CUBE_S3_BUCKET="+f.s3.Bucket, "CUBE_S3_ACCESS_KEY="+f.s3.AccessKey, "CUBE_S3_SECRET_KEY="+f.s3.SecretKey, "CUBE_S3_REGION="+f.s3.Region, "CUBE_S3_USE_PATH_STYLE=true", "CUBE_S3_USE_SSL=false",
@@ -53,10 +57,8 @@ func newFleet(t *testing.T) *fleet {
 		f.members[name] = &member{role: role, env: append(env, "PADDOCK_DATA_DIR="+data)}
 	}
 	for i := range 2 {
-		m, c := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
-		add(fmt.Sprintf("master%d", i), "master", "PADDOCK_MASTER_LISTEN="+m)
-		add(fmt.Sprintf("centre%d", i), "templatecenter", "CUBE_TEMPLATE_CENTER_LISTEN="+c)
-		masters.behind, centres.behind = append(masters.behind, m), append(centres.behind, c)
+		add(fmt.Sprintf("master%d", i), "master", "PADDOCK_MASTER_LISTEN="+masterAt[i])
+		add(fmt.Sprintf("centre%d", i), "templatecenter", "CUBE_TEMPLATE_CENTER_LISTEN="+centreAt[i])
 	}
 	for i := range 3 {
 		add(fmt.Sprintf("host%d", i), "cubelet", fmt.Sprintf("PADDOCK_NODE_ID=host%d", i), fmt.Sprintf("PADDOCK_SANDBOX_SUBNET=10.23%d.0.0/16", 2+i),
@@ -118,13 +120,13 @@ type front struct {
 	behind []string
 }
 
-func newFront(t *testing.T) *front {
+func newFront(t *testing.T, behind []string) *front {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &front{addr: l.Addr().String()}
+	f := &front{addr: l.Addr().String(), behind: behind}
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	all.Go(func() {
