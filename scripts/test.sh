@@ -4,4 +4,4 @@
 cd "$ROOT"
 "$ROOT/scripts/image.sh" >/dev/null
 export PADDOCK_BIN=$ROOT/bin
-go test -race -count=1 -timeout 20m "${@:-./...}"
+go test -race -count=1 -timeout 40m "${@:-./...}"

@@ -67,7 +67,7 @@ func check(t *testing.T, err error) {
 
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	late := time.After(10 * time.Second)
+	late := time.After(time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !holds() {

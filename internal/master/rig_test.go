@@ -200,7 +200,7 @@ func refused(t *testing.T, err error, code *fault.Code) {
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	late, look := time.After(20*time.Second), time.NewTicker(5*time.Millisecond)
+	late, look := time.After(time.Minute), time.NewTicker(5*time.Millisecond)
 	defer look.Stop()
 	for !holds() {
 		select {

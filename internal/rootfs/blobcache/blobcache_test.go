@@ -235,7 +235,7 @@ func eventually(t *testing.T, is func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for end := time.After(20 * time.Second); !is(); {
+	for end := time.After(time.Minute); !is(); {
 		select {
 		case <-end:
 			t.Fatal("it did not come to be")
