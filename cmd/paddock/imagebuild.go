@@ -115,11 +115,11 @@ func (a *app) buildImage(ctx context.Context, b imageBuild) (err error) {
 	} else if err := sameDisk(b.request.WorkDir, beside); err != nil {
 		return err
 	}
-	scratch, err := os.MkdirTemp(b.request.WorkDir, ".paddock-build-")
+	scratch, remove, err := makeScratch(b.request.WorkDir)
 	if err != nil {
-		return fault.Wrap(fault.InvalidInput, err, "directory of --out")
+		return err
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+	defer func() { err = errors.Join(err, remove()) }()
 	b.request.WorkDir, b.request.Local = scratch, true
 	if b.cache != "" {
 		cache, err := blobcache.Open(blobcache.Options{Dir: b.cache, Quota: int64(l.TemplateCenter.CacheQuotaMiB) << 20})
