@@ -54,7 +54,11 @@ func sweepScratch(dir string) error {
 	}
 	var errs []error
 	for _, e := range list {
-		if ours, _ := filepath.Match(scratchName+"[0-9]*", e.Name()); !ours || !e.IsDir() {
+		ours, err := filepath.Match(scratchName+"[0-9]*", e.Name())
+		if err != nil {
+			return fault.Wrap(fault.Bug, err, "pattern of scratch directories")
+		}
+		if !ours || !e.IsDir() {
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
