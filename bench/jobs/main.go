@@ -92,7 +92,9 @@ func p99(all []time.Duration) float64 {
 func round(ctx context.Context, r *rig, each int, reads time.Duration) (s samples, err error) {
 	var job string
 	if s.submit, err = together(ctx, each, func(ctx context.Context) error {
-		j, err := r.api.FromImage(ctx, cubeapi.FromImageRequest{SourceImageRef: "registry.invalid/box:1", RequestID: r.next()})
+		id := r.next()
+		spec := &cubeapi.ContainerOverride{Envs: []cubeapi.KeyValue{{Key: "SPEC", Value: id}}} // else all are one job
+		j, err := r.api.FromImage(ctx, cubeapi.FromImageRequest{SourceImageRef: "registry.invalid/box:1", RequestID: id, Overrides: spec})
 		if err == nil {
 			r.seen(j.JobID)
 		}

@@ -308,8 +308,8 @@ func TestAJobSaysWhereItStandsInTheQueue(t *testing.T) {
 			return func(q *cubeapi.FromImageRequest) { q.Priority = n }
 		}
 		var jobs []*cubeapi.Job
-		for _, n := range []int{0, 0, 5, -100, 100} {
-			j, _ := r.submitIdle(priority(n))
+		for i, n := range []int{0, 0, 5, -100, 100} {
+			j, _ := r.submitIdle(priority(n), spec(i))
 			jobs = append(jobs, j)
 		}
 		stand := func(want ...int) {

@@ -129,7 +129,7 @@ func (d *deletion) decide(ctx context.Context, tx *store.Tx, req cubeapi.Templat
 		return err
 	}
 	if d.defined && d.definition.Alias != "" {
-		if d.definition, err = templatedb.SetAlias(ctx, tx, d.definition, ""); err != nil {
+		if d.definition, err = templatedb.ClearAlias(ctx, tx, d.definition); err != nil {
 			return err
 		}
 	}

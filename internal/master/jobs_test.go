@@ -183,7 +183,6 @@ func TestSubmitRefuses(t *testing.T) {
 	r := newRig(t, sqlite(t))
 	r.start()
 	r.host(0, plenty)
-	r.template(alias("taken"))
 	ports := func(p ...int) func(*cubeapi.FromImageRequest) {
 		return func(q *cubeapi.FromImageRequest) { q.ExposedPorts = p }
 	}
@@ -206,7 +205,6 @@ func TestSubmitRefuses(t *testing.T) {
 		"a long image":        {ref(strings.Repeat("a", 1001)), fault.ImageRef},
 		"alias of a template": {alias("tpl-x"), fault.AliasInvalid},
 		"alias with a space":  {alias("a b"), fault.AliasInvalid},
-		"alias taken":         {alias("taken"), fault.AliasTaken},
 		"size without number": {size("big"), fault.InvalidInput},
 		"size too small":      {size("1Mi"), fault.InvalidInput},
 		"size too large":      {size("17Ti"), fault.InvalidInput},

@@ -31,7 +31,7 @@ func (r *rig) fill(n, jobs int) {
 				if d, err = templatedb.MoveDefinition(ctx, tx, d, template.OnAllReady); err != nil {
 					return err
 				}
-				if _, err = templatedb.SetAlias(ctx, tx, d, fmt.Sprintf("web-%03d", i)); err != nil {
+				if _, _, err = templatedb.ClaimAlias(ctx, tx, d, fmt.Sprintf("web-%03d", i), tx.Now); err != nil {
 					return err
 				}
 			}

@@ -64,12 +64,16 @@ func define(ctx context.Context, tx *store.Tx, j *template.Job) (template.Defini
 	if err != nil || j.Alias == "" {
 		return d, err
 	}
-	named, err := templatedb.SetAlias(ctx, tx, d, j.Alias)
-	if errors.Is(err, fault.AliasTaken) {
+	named, from, err := templatedb.ClaimAlias(ctx, tx, d, j.Alias, j.CreatedAt)
+	switch {
+	case errors.Is(err, fault.AliasTaken):
 		j.Error = clip(err.Error()) // a warning: the template is good without it
 		return d, nil
+	case err != nil || from == "":
+		return named, err
 	}
-	return named, err
+	return named, errors.Join(say(ctx, tx, j.ID, "alias %s moved here from template %s", j.Alias, from),
+		audit(ctx, tx, actAliasMove, string(d.ID), "alias", j.Alias, "from", string(from)))
 }
 
 // settleReplicas ends what the work on a template left open: replicas that an

@@ -197,7 +197,7 @@ func TestTwoMastersShareTheJobs(t *testing.T) {
 		apis := []*cubeapi.Client{r.api, cubeapi.NewClient(other.URL, apiKey)}
 		var jobs []*cubeapi.Job
 		for i := range 6 {
-			j, err := apis[i%2].FromImage(t.Context(), image(func(q *cubeapi.FromImageRequest) { q.SourceImageRef = "registry.local/shared:" + string(rune('a'+i%3)) }))
+			j, err := apis[i%2].FromImage(t.Context(), image(spec(i), func(q *cubeapi.FromImageRequest) { q.SourceImageRef = "registry.local/shared:" + string(rune('a'+i%3)) }))
 			must(t, err)
 			jobs = append(jobs, j)
 		}

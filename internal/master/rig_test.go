@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -256,6 +257,13 @@ func image(change ...func(*cubeapi.FromImageRequest)) cubeapi.FromImageRequest {
 
 func alias(name string) func(*cubeapi.FromImageRequest) {
 	return func(q *cubeapi.FromImageRequest) { q.Alias = name }
+}
+
+// spec makes an image's template another than those of other numbers.
+func spec(n int) func(*cubeapi.FromImageRequest) {
+	return func(q *cubeapi.FromImageRequest) {
+		q.Overrides = &cubeapi.ContainerOverride{Envs: []cubeapi.KeyValue{{Key: "SPEC", Value: strconv.Itoa(n)}}}
+	}
 }
 
 // ended waits for a job's end.

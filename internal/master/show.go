@@ -250,25 +250,17 @@ func (m *Master) moveAlias(ctx context.Context, tx *store.Tx, name, alias string
 	if alias == d.Alias {
 		return d, nil
 	}
-	action, before, from := actAliasSet, d.Alias, ""
+	action, before, from := actAliasSet, d.Alias, template.ID("")
 	if alias == "" {
 		action = actAliasClear
-	} else {
-		other, taken, err := templatedb.DefinitionByAlias(ctx, tx, alias)
-		if err != nil {
-			return d, err
-		}
-		if taken {
-			action, from = actAliasMove, string(other.ID)
-			if _, err := templatedb.SetAlias(ctx, tx, other, ""); err != nil {
-				return d, err
-			}
-		}
+		d, err = templatedb.ClearAlias(ctx, tx, d)
+	} else if d, from, err = templatedb.ClaimAlias(ctx, tx, d, alias, tx.Now); from != "" {
+		action = actAliasMove
 	}
-	if d, err = templatedb.SetAlias(ctx, tx, d, alias); err != nil {
+	if err != nil {
 		return d, err
 	}
-	return d, audit(ctx, tx, action, string(d.ID), "alias", alias, "before", before, "from", from)
+	return d, audit(ctx, tx, action, string(d.ID), "alias", alias, "before", before, "from", string(from))
 }
 
 func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {

@@ -2,9 +2,11 @@ package master
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -30,6 +32,7 @@ const (
 	minWritable   = 16 << 20
 	maxDisk       = 16 << 40
 	maxPriority   = 100
+	joinedHolder  = "from-image" // of the request ids that joined another's job
 )
 
 // kept is a build request as it is stored: without credentials, but with the
@@ -167,6 +170,9 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		ID: template.JobID(id.New(template.JobPrefix)), TemplateID: template.ID(id.New(template.IDPrefix)), RequestID: req.RequestID, Operation: template.OpCreate, AttemptNo: 1,
 		Alias: req.Alias, Priority: req.Priority, Phase: template.PhasePulling, Request: stored, ImageRef: req.SourceImageRef, PhaseTimes: template.PhaseTimes{},
 	}
+	if fresh.SpecKey, err = specKey(req); err != nil {
+		return template.Job{}, err
+	}
 	if private {
 		m.lend(fresh.ID, creds) // before the commit, so that whoever hands it over finds them
 	}
@@ -179,6 +185,9 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		if found {
 			j = old
 			return sameRequest(old, stored)
+		}
+		if j, found, err = joined(ctx, tx, req, stored, fresh.SpecKey); err != nil || found {
+			return err
 		}
 		if err := m.checkRows(ctx, tx, req); err != nil {
 			return err
@@ -210,6 +219,63 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 	return j, nil
 }
 
+// specKey stands for all that makes a template what it is: two requests of one
+// key would make two of the same.
+func specKey(req cubeapi.FromImageRequest) ([]byte, error) {
+	req.RequestID, req.Alias, req.Priority, req.DistributionScope = "", "", 0, nil
+	b, err := json.Marshal(req)
+	sum := sha256.Sum256(b)
+	return sum[:], err
+}
+
+// joined returns the job that is at work already on what req asks for: at most
+// one is per template spec (spec section 3.7). The request id is noted as one of
+// that job's, so that it is answered the same when the job is over. A request
+// that wants the same made otherwise, as to name, hosts or turn, is refused.
+func joined(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest, stored, key []byte) (j template.Job, found bool, err error) {
+	errNone := errors.New("no job to join")
+	sum := sha256.Sum256(stored)
+	id, err := tx.Once(ctx, store.Submission{ID: req.RequestID, Holder: joinedHolder, Fingerprint: sum[:]}, func() ([]byte, error) {
+		first, active, err := templatedb.JobBySpec(ctx, tx, key)
+		switch {
+		case err != nil:
+			return nil, err
+		case !active:
+			return nil, errNone
+		}
+		same, err := sameBut(first.Request, stored)
+		if err == nil && !same {
+			err = fault.New(fault.BuildInProgress, "job %s makes a template of the same spec, with another alias, scope or priority", first.ID)
+		}
+		return []byte(first.ID), err
+	})
+	if errors.Is(err, errNone) {
+		return j, false, nil
+	}
+	if err != nil {
+		return j, false, err
+	}
+	j, err = templatedb.GetJob(ctx, tx, template.JobID(id))
+	if errors.Is(err, fault.JobNotFound) { // deleted since, with its template
+		return j, false, tx.Forget(ctx, joinedHolder, req.RequestID)
+	}
+	return j, err == nil, err
+}
+
+// sameBut reports whether two stored requests differ in nothing but their id.
+func sameBut(a, b []byte) (bool, error) {
+	x, err := keptOf(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := keptOf(b)
+	if err != nil {
+		return false, err
+	}
+	x.RequestID, y.RequestID = "", ""
+	return reflect.DeepEqual(x, y), nil
+}
+
 func sameRequest(old template.Job, stored []byte) error {
 	if string(old.Request) != string(stored) {
 		return fault.New(fault.SubmissionReused, "request %s, which asked for job %s", old.RequestID, old.ID)
@@ -217,19 +283,10 @@ func sameRequest(old template.Job, stored []byte) error {
 	return nil
 }
 
-// checkRows refuses what the rows rule out already: an alias in use, a host of
-// the scope that is unknown or not healthy. Both are looked at again at the
-// end, since a build takes its time.
+// checkRows refuses what the rows rule out already: a host of the scope that is
+// unknown or not healthy. It is looked at again at the end, since a build takes
+// its time.
 func (m *Master) checkRows(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest) error {
-	if req.Alias != "" {
-		d, taken, err := templatedb.DefinitionByAlias(ctx, tx, req.Alias)
-		if err != nil {
-			return err
-		}
-		if taken {
-			return fault.New(fault.AliasTaken, "alias %q, held by %s", req.Alias, d.ID)
-		}
-	}
 	if len(req.DistributionScope) == 0 {
 		return nil
 	}

@@ -134,6 +134,7 @@ type Job struct {
 	Digest     string // of the source image
 	ArtifactID ArtifactID
 	Spec       string // the spec fingerprint
+	SpecKey    []byte // of a create, until it ends: no other may be at work on the same; see SpecKey
 	Expected   int    // hosts to serve
 	Ready      int
 	Failed     int

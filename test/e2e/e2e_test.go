@@ -314,7 +314,6 @@ func TestBadInputIsCoded(t *testing.T) {
 		{"image_ref_invalid", build("http://registry.example/box:1")},
 		{"alias_invalid", build(image, "--alias", "Not_Good")},
 		{"alias_invalid", build(image, "--alias", "tpl-x")},
-		{"alias_taken", build(image, "--alias", "box")},
 		{"invalid_input", build(image, "--writable-layer-size", "much")},
 		{"invalid_input", build(image, "--expose-port", "70000")},
 		{"no_template_hosts", build(image, "--node", "nobody")},

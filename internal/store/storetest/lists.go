@@ -26,7 +26,7 @@ func uniqueRowsAreRefused(t *testing.T, fresh Fresh) {
 		_, err4 := sandboxes.add(ctx, tx, 1)
 		one, err = definitions.add(ctx, tx, 1)
 		two, _ = definitions.add(ctx, tx, 2)
-		one, _ = templatedb.SetAlias(ctx, tx, one, "web")
+		one, _, _ = templatedb.ClaimAlias(ctx, tx, one, "web", tx.Now)
 		return errors.Join(err, err1, err2, err3, err4)
 	})
 	for name, c := range map[string]struct {
@@ -45,6 +45,12 @@ func uniqueRowsAreRefused(t *testing.T, fresh Fresh) {
 			_, err := templatedb.AddJob(ctx, tx, j)
 			return err
 		}, fault.Exists},
+		"a job of the same spec": {func(ctx context.Context, tx *store.Tx) error {
+			j := job(2)
+			j.SpecKey = job(1).SpecKey
+			_, err := templatedb.AddJob(ctx, tx, j)
+			return err
+		}, fault.Exists},
 		"an artifact of the same bytes": {func(ctx context.Context, tx *store.Tx) error {
 			a := artifact(2)
 			a.ContentKey = artifact(1).ContentKey
@@ -60,13 +66,13 @@ func uniqueRowsAreRefused(t *testing.T, fresh Fresh) {
 			return err
 		}, fault.Exists},
 		"an alias of another": {func(ctx context.Context, tx *store.Tx) error {
-			_, err := templatedb.SetAlias(ctx, tx, two, "web")
+			_, _, err := templatedb.ClaimAlias(ctx, tx, two, "web", tx.Now.Add(-time.Minute)) // asked for before
 			return err
 		}, fault.AliasTaken},
 		"an alias on an old reading": {func(ctx context.Context, tx *store.Tx) error {
 			old := one
 			old.Version--
-			_, err := templatedb.SetAlias(ctx, tx, old, "other")
+			_, _, err := templatedb.ClaimAlias(ctx, tx, old, "other", tx.Now)
 			return err
 		}, fault.VersionConflict},
 	} {
@@ -76,32 +82,64 @@ func uniqueRowsAreRefused(t *testing.T, fresh Fresh) {
 	}
 	// An alias that was let go is free, and any number have none.
 	update(t, s, func(ctx context.Context, tx *store.Tx) (err error) {
-		if one, err = templatedb.SetAlias(ctx, tx, one, ""); err != nil {
+		if one, err = templatedb.ClearAlias(ctx, tx, one); err != nil {
 			return err
 		}
-		two, err = templatedb.SetAlias(ctx, tx, two, "web")
+		two, _, err = templatedb.ClaimAlias(ctx, tx, two, "web", tx.Now.Add(-time.Hour))
 		return err
 	})
-	// Of many that claim one alias at once, one gets it.
-	won := 0
-	for i, err := range together(6, func(i int) error {
-		return tryUpdate(t, s, func(ctx context.Context, tx *store.Tx) error {
-			d, err := definitions.add(ctx, tx, 10+i)
-			if err == nil {
-				_, err = templatedb.SetAlias(ctx, tx, d, "wanted")
+	// Of many that claim one alias at once, who asked last has it in the end.
+	asked := time.Now()
+	for i, err := range together(6, func(i int) (err error) {
+		for range 100 { // as a master does that lost a race
+			err = tryUpdate(t, s, func(ctx context.Context, tx *store.Tx) error {
+				d, err := definitions.add(ctx, tx, 10+i)
+				if err == nil {
+					_, _, err = templatedb.ClaimAlias(ctx, tx, d, "wanted", asked.Add(time.Duration(i)*time.Millisecond))
+				}
+				return err
+			})
+			if !errors.Is(err, fault.VersionConflict) {
+				break
 			}
-			return err
-		})
+		}
+		return err
 	}) {
-		switch {
-		case err == nil:
-			won++
-		case !errors.Is(err, fault.AliasTaken):
+		if err != nil && !errors.Is(err, fault.AliasTaken) || i == 5 && err != nil {
 			t.Errorf("claim %d: %v", i, err)
 		}
 	}
-	if won != 1 {
-		t.Errorf("%d templates got one alias", won)
+	update(t, s, func(ctx context.Context, tx *store.Tx) error {
+		d, found, err := templatedb.DefinitionByAlias(ctx, tx, "wanted")
+		if !found || d.ID != definition(15).ID {
+			t.Errorf("the alias is held by %q", d.ID)
+		}
+		return err
+	})
+}
+
+// A spec is free again when the job that was at work on it ended, however it did.
+func specsAreHeldByActiveJobs(t *testing.T, fresh Fresh) {
+	s := open(t, fresh(t))
+	for i, end := range []template.JobEvent{template.OnJobFailed, template.OnJobCancelled, template.OnJobStalled, template.OnJobDone} {
+		update(t, s, func(ctx context.Context, tx *store.Tx) error {
+			j := job(i)
+			j.SpecKey = []byte("one spec")
+			j, err := templatedb.AddJob(ctx, tx, j)
+			for _, on := range []template.JobEvent{template.OnJobStarted, template.OnJobBuilt, template.OnJobResumed, end} {
+				got, held, err := templatedb.JobBySpec(ctx, tx, []byte("one spec"))
+				if err != nil || !held || got.ID != j.ID {
+					t.Errorf("%s: the spec is held by %q, %v", j.State, got.ID, err)
+				}
+				if j, err = templatedb.MoveJob(ctx, tx, j, on); err != nil {
+					return err
+				}
+			}
+			if _, held, err := templatedb.JobBySpec(ctx, tx, []byte("one spec")); held || err != nil {
+				t.Errorf("%s: the spec is held, %v", end, err)
+			}
+			return err
+		})
 	}
 }
 

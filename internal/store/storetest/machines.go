@@ -97,7 +97,7 @@ var sandboxes = kind[sandbox.Sandbox, sandbox.State, sandbox.Event]{
 // Things of which only the identity matters.
 
 func job(n int) template.Job {
-	return template.Job{ID: template.JobID(fmt.Sprintf("job-%024x", n)), TemplateID: definition(n).ID, RequestID: fmt.Sprintf("r-%d", n), Operation: template.OpCreate, AttemptNo: 1}
+	return template.Job{ID: template.JobID(fmt.Sprintf("job-%024x", n)), TemplateID: definition(n).ID, RequestID: fmt.Sprintf("r-%d", n), Operation: template.OpCreate, AttemptNo: 1, SpecKey: fmt.Appendf(nil, "spec-%d", n)}
 }
 
 func definition(n int) template.Definition {

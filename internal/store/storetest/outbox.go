@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -156,7 +157,8 @@ func outboxKeepsOrderPerKey(t *testing.T, fresh Fresh) {
 		}
 		return nil
 	})
-	wantMet(t, "a failing head", met, "k1", "l1")
+	// On a loaded machine the pause of k1 may be over before the round is.
+	wantMet(t, "a failing head", slices.Compact(slices.Sorted(slices.Values(met))), "k1", "l1")
 	timePasses(t, s)
 	wantMet(t, "when the head passes", deliver(t, s, 10, ok), "k1", "k2", "k3")
 	// In one transaction the order is that of the calls.

@@ -30,7 +30,7 @@ func namesAreBytes(t *testing.T, fresh Fresh) {
 			if err != nil {
 				return err
 			}
-			if _, err := templatedb.SetAlias(ctx, tx, d, name); err != nil {
+			if _, _, err := templatedb.ClaimAlias(ctx, tx, d, name, tx.Now); err != nil {
 				return err
 			}
 			if _, err := tx.Acquire(ctx, name, name, ttl); err != nil {
@@ -142,7 +142,7 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 		if d, err = templatedb.MoveDefinition(ctx, tx, d, template.OnSomeReady); err != nil {
 			return err
 		}
-		if d, err = templatedb.SetAlias(ctx, tx, d, "web"); err != nil {
+		if d, _, err = templatedb.ClaimAlias(ctx, tx, d, "web", tx.Now); err != nil {
 			return err
 		}
 		got, err := templatedb.GetDefinition(ctx, tx, d.ID)

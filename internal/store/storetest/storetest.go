@@ -32,6 +32,7 @@ func Run(t *testing.T, fresh Fresh) {
 		{"TouchesKeepASandboxAlive", touchesKeepASandboxAlive},
 		{"ProgressOnlyGrows", progressOnlyGrows},
 		{"UniqueRowsAreRefused", uniqueRowsAreRefused},
+		{"SpecsAreHeldByActiveJobs", specsAreHeldByActiveJobs},
 		{"ListsAreInOrder", listsAreInOrder},
 		{"ReferencesAreCounted", referencesAreCounted},
 		{"RemovedRowsAreGone", removedRowsAreGone},

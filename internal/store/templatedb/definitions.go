@@ -16,7 +16,7 @@ import (
 const definitionColumns = `id, alias, instance_type, state, version, artifact_id, job_id, image_ref, digest, request, error, created_us, changed_us`
 
 // AddDefinition stores a new template in its first state, without an alias:
-// SetAlias claims one.
+// ClaimAlias gives it one.
 func AddDefinition(ctx context.Context, tx *store.Tx, d template.Definition) (template.Definition, error) {
 	d.State, d.Version, d.Alias, d.CreatedAt, d.ChangedAt = template.Definitions.Initial(), 1, "", tx.Now, tx.Now
 	return d, tx.Insert(ctx, fault.New(fault.Exists, "template %s", d.ID),
@@ -77,21 +77,57 @@ func MoveDefinition(ctx context.Context, tx *store.Tx, d template.Definition, on
 	return d, nil
 }
 
-// SetAlias gives d an alias, or takes it away when alias is empty. One that
-// another template has is fault.AliasTaken.
-func SetAlias(ctx context.Context, tx *store.Tx, d template.Definition, alias string) (template.Definition, error) {
-	if alias != "" {
-		if other, ok, err := DefinitionByAlias(ctx, tx, alias); err != nil {
-			return d, err
-		} else if ok && other.ID != d.ID {
-			return d, fault.New(fault.AliasTaken, "alias %q, held by %s", alias, other.ID)
+// ClaimAlias gives d an alias that was asked for at the given time, and takes it
+// from who has it: from is that template, if any. Of two who ask for one alias
+// the later has it, whoever is ready first: one that was asked for later is
+// fault.AliasTaken.
+func ClaimAlias(ctx context.Context, tx *store.Tx, d template.Definition, alias string, asked time.Time) (named template.Definition, from template.ID, err error) {
+	other, held, err := DefinitionByAlias(ctx, tx, alias)
+	if err != nil {
+		return d, "", err
+	}
+	if held && other.ID != d.ID {
+		var last int64
+		if _, err := tx.Row(ctx, `SELECT asked_us FROM alias_claim WHERE alias = ?`, []any{[]byte(alias)}, &last); err != nil {
+			return d, "", err
+		}
+		if last > asked.UnixMicro() {
+			return d, other.ID, fault.New(fault.AliasTaken, "alias %q, given to %s by a later request", alias, other.ID)
+		}
+		if _, err := ClearAlias(ctx, tx, other); err != nil {
+			return d, "", err
+		}
+		from = other.ID
+	}
+	if d.Alias != "" && d.Alias != alias {
+		if err := forgetClaim(ctx, tx, d.Alias); err != nil {
+			return d, "", err
 		}
 	}
-	var value any
-	if alias != "" {
-		value = []byte(alias)
+	if d, err = writeAlias(ctx, tx, d, alias, []byte(alias)); err != nil {
+		return d, "", err
 	}
-	n, err := tx.ExecUnique(ctx, fault.New(fault.AliasTaken, "alias %q", alias),
+	if err := forgetClaim(ctx, tx, alias); err != nil {
+		return d, "", err
+	}
+	return d, from, tx.Insert(ctx, fault.VersionConflict, `INSERT INTO alias_claim (alias, asked_us) VALUES (?, ?)`, []byte(alias), asked.UnixMicro())
+}
+
+// ClearAlias takes d's alias away.
+func ClearAlias(ctx context.Context, tx *store.Tx, d template.Definition) (template.Definition, error) {
+	if err := forgetClaim(ctx, tx, d.Alias); err != nil {
+		return d, err
+	}
+	return writeAlias(ctx, tx, d, "", nil)
+}
+
+func forgetClaim(ctx context.Context, tx *store.Tx, alias string) error {
+	_, err := tx.Exec(ctx, `DELETE FROM alias_claim WHERE alias = ?`, []byte(alias))
+	return err
+}
+
+func writeAlias(ctx context.Context, tx *store.Tx, d template.Definition, alias string, value any) (template.Definition, error) {
+	n, err := tx.ExecUnique(ctx, fault.VersionConflict, // given to another meanwhile: look again
 		`UPDATE definition SET alias = ?, version = version + 1, changed_us = ? WHERE id = ? AND version = ?`, value, tx.Now.UnixMicro(), string(d.ID), d.Version)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("template %s: alias: %w", d.ID, fault.VersionConflict)

@@ -20,10 +20,11 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const jobColumns = `id, template_id, request_id, operation, attempt_no, retry_of, alias, state, version, phase, progress, error, error_code, request, result, pull, phase_times, image_ref, digest, artifact_id, spec, expected_hosts, ready_hosts, failed_hosts, created_us, changed_us, priority, plan`
+const jobColumns = `id, template_id, request_id, operation, attempt_no, retry_of, alias, state, version, phase, progress, error, error_code, request, result, pull, phase_times, image_ref, digest, artifact_id, spec, expected_hosts, ready_hosts, failed_hosts, created_us, changed_us, priority, plan, spec_key`
 
 // AddJob stores a new job in its first state. A second job of one request id
-// and operation, or of one template and attempt, is fault.Exists.
+// and operation, of one template and attempt, or of one spec while the first is
+// at work on it, is fault.Exists.
 func AddJob(ctx context.Context, tx *store.Tx, j template.Job) (template.Job, error) {
 	j.State, j.Version, j.CreatedAt, j.ChangedAt = template.Jobs.Initial(), 1, tx.Now, tx.Now
 	args, err := jobArgs(j)
@@ -43,7 +44,7 @@ func jobArgs(j template.Job) ([]any, error) {
 	return []any{
 		string(j.ID), string(j.TemplateID), []byte(j.RequestID), string(j.Operation), j.AttemptNo, string(j.RetryOf), []byte(j.Alias), string(j.State), j.Version, string(j.Phase), j.Progress,
 		[]byte(j.Error), j.ErrorCode, bytesOf(j.Request), bytesOf(j.Result), pull, times, []byte(j.ImageRef), []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed,
-		j.CreatedAt.UnixMicro(), j.ChangedAt.UnixMicro(), j.Priority, plan,
+		j.CreatedAt.UnixMicro(), j.ChangedAt.UnixMicro(), j.Priority, plan, j.SpecKey,
 	}, err
 }
 
@@ -67,7 +68,7 @@ func scanJob(r store.Scanner) (j template.Job, err error) {
 	var failure, pull, times, plan []byte
 	var created, changed int64
 	err = r.Scan(&j.ID, &j.TemplateID, &j.RequestID, &j.Operation, &j.AttemptNo, &j.RetryOf, &j.Alias, &j.State, &j.Version, &j.Phase, &j.Progress,
-		&failure, &j.ErrorCode, &j.Request, &j.Result, &pull, &times, &j.ImageRef, &j.Digest, &j.ArtifactID, &j.Spec, &j.Expected, &j.Ready, &j.Failed, &created, &changed, &j.Priority, &plan)
+		&failure, &j.ErrorCode, &j.Request, &j.Result, &pull, &times, &j.ImageRef, &j.Digest, &j.ArtifactID, &j.Spec, &j.Expected, &j.Ready, &j.Failed, &created, &changed, &j.Priority, &plan, &j.SpecKey)
 	if err != nil {
 		return j, err
 	}
@@ -95,6 +96,11 @@ func GetJob(ctx context.Context, tx *store.Tx, id template.JobID) (template.Job,
 // JobByRequest returns the job that a request id asked for.
 func JobByRequest(ctx context.Context, tx *store.Tx, requestID string, op template.Operation) (template.Job, bool, error) {
 	return store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE request_id = ? AND operation = ?`, []byte(requestID), string(op))
+}
+
+// JobBySpec returns the create that is at work on what key stands for.
+func JobBySpec(ctx context.Context, tx *store.Tx, key []byte) (template.Job, bool, error) {
+	return store.First(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE spec_key = ?`, key)
 }
 
 // LatestJob returns a template's job with the highest attempt number.
@@ -151,7 +157,8 @@ func limitOf(n int) int {
 }
 
 // MoveJob is the only statement that changes a job's state. It writes what
-// else the caller changed in j too. Progress only grows.
+// else the caller changed in j too. Progress only grows; a job that ended gives
+// its spec free.
 func MoveJob(ctx context.Context, tx *store.Tx, j template.Job, on template.JobEvent) (template.Job, error) {
 	to, err := template.Jobs.Step(j.State, on, fsm.None{})
 	if err != nil {
@@ -175,8 +182,8 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 	if err != nil {
 		return j, err
 	}
-	n, err := tx.Exec(ctx, `UPDATE job SET state = ?, version = version + 1, phase = ?, progress = CASE WHEN progress > ? THEN progress ELSE ? END, error = ?, error_code = ?, result = ?, pull = ?, phase_times = ?, digest = ?, artifact_id = ?, spec = ?, expected_hosts = ?, ready_hosts = ?, failed_hosts = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
-		string(to), string(j.Phase), j.Progress, j.Progress, []byte(j.Error), j.ErrorCode, bytesOf(j.Result), pull, times, []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed, tx.Now.UnixMicro(),
+	n, err := tx.Exec(ctx, `UPDATE job SET state = ?, version = version + 1, phase = ?, progress = CASE WHEN progress > ? THEN progress ELSE ? END, error = ?, error_code = ?, result = ?, pull = ?, phase_times = ?, digest = ?, artifact_id = ?, spec = ?, expected_hosts = ?, ready_hosts = ?, failed_hosts = ?, changed_us = ?, spec_key = CASE WHEN ? THEN spec_key ELSE NULL END WHERE id = ? AND state = ? AND version = ?`,
+		string(to), string(j.Phase), j.Progress, j.Progress, []byte(j.Error), j.ErrorCode, bytesOf(j.Result), pull, times, []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed, tx.Now.UnixMicro(), to.Active(),
 		string(j.ID), string(j.State), j.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict

@@ -13,6 +13,10 @@ EXECUTE add_column;
 DEALLOCATE PREPARE add_column;
 UPDATE job SET plan = '' WHERE plan IS NULL;
 ALTER TABLE job MODIFY plan LONGBLOB NOT NULL;
+SET @add = IF((SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'job' AND column_name = 'spec_key') = 0, 'ALTER TABLE job ADD COLUMN spec_key VARBINARY(64) NULL, ADD CONSTRAINT job_spec_unique UNIQUE (spec_key)', 'DO 0');
+PREPARE add_column FROM @add;
+EXECUTE add_column;
+DEALLOCATE PREPARE add_column;
 SET @add = IF((SELECT COUNT(*) FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'job' AND index_name = 'job_queue') = 0, 'ALTER TABLE job ADD KEY job_queue (state, priority, created_us)', 'DO 0');
 PREPARE add_key FROM @add;
 EXECUTE add_key;
@@ -37,6 +41,11 @@ CREATE TABLE IF NOT EXISTS audit (
 	detail LONGBLOB NOT NULL,
 	KEY audit_at (at_us),
 	KEY audit_subject (subject, at_us)
+) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS alias_claim (
+	alias VARBINARY(190) NOT NULL PRIMARY KEY,
+	asked_us BIGINT NOT NULL
 ) ENGINE=InnoDB;
 
 CREATE TABLE IF NOT EXISTS artifact_version (

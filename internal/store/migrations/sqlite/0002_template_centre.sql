@@ -31,8 +31,10 @@ CREATE TABLE IF NOT EXISTS job_next (
 	changed_us INTEGER NOT NULL,
 	priority INTEGER NOT NULL,
 	plan BLOB NOT NULL,
+	spec_key BLOB,
 	CONSTRAINT job_request_unique UNIQUE (request_id, operation),
 	CONSTRAINT job_attempt_unique UNIQUE (template_id, attempt_no),
+	CONSTRAINT job_spec_unique UNIQUE (spec_key),
 	CONSTRAINT job_progress_valid CHECK (progress BETWEEN 0 AND 100),
 	CONSTRAINT job_state_valid CHECK (state IN ('queued', 'building', 'built', 'distributing', 'migrating', 'ready', 'failed'))
 ) STRICT;
@@ -64,6 +66,11 @@ CREATE TABLE IF NOT EXISTS audit (
 
 CREATE INDEX IF NOT EXISTS audit_at ON audit (at_us);
 CREATE INDEX IF NOT EXISTS audit_subject ON audit (subject, at_us);
+
+CREATE TABLE IF NOT EXISTS alias_claim (
+	alias BLOB NOT NULL PRIMARY KEY,
+	asked_us INTEGER NOT NULL
+) STRICT;
 
 CREATE TABLE IF NOT EXISTS artifact_version (
 	artifact_id TEXT NOT NULL PRIMARY KEY,
