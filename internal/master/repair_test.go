@@ -165,6 +165,47 @@ func TestATemplateIsWhatItsReplicasMakeOfIt(t *testing.T) {
 	}
 }
 
+// What is brought to a host while it is removed from the books leaves no replica
+// of it: the template would lack it for ever.
+func TestARemovedHostHasNoReplica(t *testing.T) {
+	for name, came := range map[string]error{"it came": nil, "it failed": fault.New(fault.DataDir, "disk")} {
+		t.Run(name, func(t *testing.T) {
+			onBoth(t, func(t *testing.T, dsn string) {
+				r := newRig(t, dsn)
+				r.start(repairing)
+				r.host(0, plenty)
+				r.template(alias("app"))
+				asked, gate, told := make(chan struct{}, 100), make(chan struct{}), make(chan struct{}, 100)
+				b := r.host(1, plenty)
+				b.set(func(h *fakeHost) {
+					clear(h.artifacts)
+					h.ensure = func(ctx context.Context) error {
+						asked <- struct{}{}
+						defer func() { told <- struct{}{} }()
+						select {
+						case <-gate:
+							return came
+						case <-ctx.Done():
+							return ctx.Err()
+						}
+					}
+				})
+				wait(t, "the repair is at the host", asked)
+				r.silence(b)
+				eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id)) == nil })
+				close(gate)
+				wait(t, "the host has answered", told)
+				_, err := r.db.WithLock(t.Context(), "paddock_master_repair", time.Minute, func(context.Context) error { return nil }) // its round is over
+				must(t, err)
+				eventually(t, "the template is ready without it", func() bool {
+					d, err := r.api.Template(t.Context(), "app")
+					return err == nil && d.Status == "READY" && len(d.Replicas) == 1
+				})
+			})
+		})
+	}
+}
+
 // A repair does not resurrect what is deleted under it, and a delete finds what
 // a repair placed.
 func TestADeleteWinsOverARepair(t *testing.T) {

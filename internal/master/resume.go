@@ -329,6 +329,12 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 		if over, err := gone(ctx, tx, j); err != nil || over {
 			return errors.Join(err, lateReplica(ctx, tx, j, h, on))
 		}
+		if known, err := sandboxdb.HoldHost(ctx, tx, h); err != nil {
+			return err
+		} else if !known {
+			// Removed meanwhile: should it return, what it has is in no book and goes.
+			return fault.New(fault.HostUnknown, "host %s was removed", h)
+		}
 		if on == template.OnReplicaHeld {
 			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {
 				return err

@@ -91,39 +91,6 @@ func nothingLeft(t *testing.T, r *rig, j *cubeapi.Job, alias string) {
 	})
 }
 
-func TestAnAliasThatWasTakenMeanwhileIsAWarning(t *testing.T) {
-	onBoth(t, func(t *testing.T, dsn string) {
-		r := newRig(t, dsn)
-		r.start()
-		r.host(0, plenty)
-		r.center.set(func(c *fakeCenter) { c.idle = true })
-		var jobs []*cubeapi.Job
-		for range 2 {
-			j, err := r.api.FromImage(t.Context(), image(alias("wanted")))
-			must(t, err)
-			jobs = append(jobs, j)
-		}
-		eventually(t, "the centre has both", func() bool {
-			seen := map[string]bool{}
-			for _, b := range r.center.builds() {
-				seen[b.JobID] = true
-			}
-			return len(seen) == 2
-		})
-		for _, j := range jobs {
-			must(t, r.center.report.Job(t.Context(), j.JobID, r.center.built(cubeapi.TCBuildRequest{JobID: j.JobID, TemplateID: j.TemplateID, Request: image()})))
-			r.ended(j.JobID)
-		}
-		first, second := r.ended(jobs[0].JobID), r.ended(jobs[1].JobID)
-		if first.Status != "READY" || second.Status != "READY" || first.ErrorMessage != "" || !strings.Contains(second.ErrorMessage, "alias_taken") {
-			t.Errorf("first %s %q, second %s %q", first.Status, first.ErrorMessage, second.Status, second.ErrorMessage)
-		}
-		if d, err := r.api.Template(t.Context(), "wanted"); err != nil || d.TemplateID != first.TemplateID {
-			t.Errorf("the alias names %s, %v", d.TemplateID, err)
-		}
-	})
-}
-
 // A master that ends at any step of a resume leaves a job that the next one
 // brings to its end, with one template and one replica on each host.
 func TestAResumeSurvivesACrashAtEachStep(t *testing.T) {

@@ -1,6 +1,7 @@
 package master_test
 
 import (
+	"context"
 	"strings"
 	"sync"
 	"testing"
@@ -62,10 +63,23 @@ func TestOneActiveJobPerSpec(t *testing.T) {
 		if apart.JobID == jobs[0].JobID {
 			t.Error("another spec is the same job")
 		}
-		// Built, with no host to go to yet.
+		// Built, and on its way to a host.
+		asked, gate := make(chan struct{}, 100), make(chan struct{})
+		r.host(0, plenty).set(func(h *fakeHost) {
+			h.ensure = func(ctx context.Context) error {
+				asked <- struct{}{}
+				select {
+				case <-gate:
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+		})
 		must(t, r.center.report.Job(t.Context(), jobs[0].JobID, r.center.built(r.taken(jobs[0].JobID))))
+		wait(t, "the host is asked", asked)
 		conflicts("built")
-		r.host(0, plenty)
+		close(gate)
 		if j := r.ended(jobs[0].JobID); j.Status != cubeapi.StatusReady {
 			t.Fatalf("job: %+v", j)
 		}

@@ -68,6 +68,13 @@ func GetHost(ctx context.Context, tx *store.Tx, id host.ID) (host.Facts, error) 
 	return f, err
 }
 
+// HoldHost reports whether a host is in the books, and keeps it there to the end
+// of the transaction.
+func HoldHost(ctx context.Context, tx *store.Tx, id host.ID) (bool, error) {
+	n, err := tx.Exec(ctx, `UPDATE host SET id = id WHERE id = ?`, []byte(id))
+	return n > 0, err
+}
+
 // ListHosts returns all hosts by id.
 func ListHosts(ctx context.Context, tx *store.Tx) ([]host.Facts, error) {
 	return store.Collect(ctx, tx, scanHost, `SELECT registration, status, cordoned, heard_us FROM host ORDER BY id`)
