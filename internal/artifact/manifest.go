@@ -1,6 +1,7 @@
 package artifact
 
 import (
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"strconv"
@@ -22,8 +23,9 @@ const (
 )
 
 // Manifest says of which chunks an artifact's bytes are, so that a host fetches
-// only those that it lacks. Whoever puts them together proves the whole by
-// SHA256: a manifest is a plan, no proof.
+// only those that it lacks. It is a plan: whoever puts them together proves the
+// whole by SHA256, unless the manifest's own sha256 came from whom the whole's
+// would have come from.
 type Manifest struct {
 	Version    int    `json:"version"`
 	SHA256     string `json:"sha256"`
@@ -32,6 +34,16 @@ type Manifest struct {
 	// Chunks are the sha256 of each ChunkBytes bytes, in hex; the last may be
 	// shorter. Chunks in a row that hold only zeros are one word: zeros*N.
 	Chunks []string `json:"chunks"`
+}
+
+// Encode returns the manifest as it travels, the same for the same chunks, and
+// the sha256 of that in hex.
+func (m Manifest) Encode() (b []byte, sha string, err error) {
+	if b, err = json.Marshal(m); err != nil {
+		return nil, "", err
+	}
+	sum := sha256.Sum256(b)
+	return b, hex.EncodeToString(sum[:]), nil
 }
 
 // Sum is the sha256 of a chunk; the zero Sum is that of a chunk of zeros.

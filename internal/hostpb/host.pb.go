@@ -240,9 +240,12 @@ type EnsureArtifactRequest struct {
 	ManifestUrl string `protobuf:"bytes,6,opt,name=manifest_url,json=manifestUrl,proto3" json:"manifest_url,omitempty"`
 	// Hosts that hold it, as host:port of their gRPC faces: chunks are taken from
 	// these first.
-	Peers         []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Peers []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	// The sha256 of the chunk manifest, in hex: one that has it is as good as the
+	// sha256 of the whole, which is then not computed. Empty: it is.
+	ManifestSha256 string `protobuf:"bytes,12,opt,name=manifest_sha256,json=manifestSha256,proto3" json:"manifest_sha256,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *EnsureArtifactRequest) Reset() {
@@ -322,6 +325,13 @@ func (x *EnsureArtifactRequest) GetPeers() []string {
 		return x.Peers
 	}
 	return nil
+}
+
+func (x *EnsureArtifactRequest) GetManifestSha256() string {
+	if x != nil {
+		return x.ManifestSha256
+	}
+	return ""
 }
 
 type EnsureArtifactResponse struct {
@@ -1982,7 +1992,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\tmem_bytes\x18\x02 \x01(\x03R\bmemBytes\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12\x14\n" +
-	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xd0\x01\n" +
+	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xf9\x01\n" +
 	"\x15EnsureArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\x12\x10\n" +
@@ -1992,7 +2002,8 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12!\n" +
 	"\fmanifest_url\x18\x06 \x01(\tR\vmanifestUrl\x12\x14\n" +
-	"\x05peers\x18\a \x03(\tR\x05peers\"}\n" +
+	"\x05peers\x18\a \x03(\tR\x05peers\x12'\n" +
+	"\x0fmanifest_sha256\x18\f \x01(\tR\x0emanifestSha256\"}\n" +
 	"\x16EnsureArtifactResponse\x12#\n" +
 	"\rfetched_bytes\x18\x01 \x01(\x03R\ffetchedBytes\x12\x1d\n" +
 	"\n" +

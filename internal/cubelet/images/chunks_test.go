@@ -107,10 +107,13 @@ func TestManifestsOfNoUse(t *testing.T) {
 		"zeros that are not": with(func(m *artifact.Manifest) { m.Chunks[4] = "zeros*1" }),
 		"in another order":   with(func(m *artifact.Manifest) { m.Chunks[0], m.Chunks[1] = m.Chunks[1], m.Chunks[0] }),
 	} {
-		t.Run(name, func(t *testing.T) {
+		try := func(t *testing.T, known bool) {
 			h := newHolder(t, t.TempDir())
 			o := newOrigin(t, b)
 			o.manifest = manifest
+			if !known {
+				o.said = ""
+			}
 			_, err := h.ensure(o.wanted(id))
 			check(t, err)
 			h.has(id, b)
@@ -126,7 +129,9 @@ func TestManifestsOfNoUse(t *testing.T) {
 			if got := h.files(); got != ".ext4 .json" {
 				t.Errorf("there is %s", got)
 			}
-		})
+		}
+		t.Run(name, func(t *testing.T) { try(t, false) })
+		t.Run(name+", another is meant", func(t *testing.T) { try(t, true) })
 	}
 }
 
@@ -134,20 +139,22 @@ func TestManifestsOfNoUse(t *testing.T) {
 // is held, and what was asked for is what counts.
 func TestTheWholeIsProven(t *testing.T) {
 	b, other := picture(1, 20), picture(2, 20)
-	h := newHolder(t, t.TempDir())
-	o := newOrigin(t, other) // its bytes fit its chunks
-	m := manifestOf(other)
-	m.SHA256 = sumOf(b)
-	var err error
-	o.manifest, err = json.Marshal(m)
-	check(t, err)
-	r := o.wanted(id)
-	r.Sha256 = sumOf(b)
-	if _, err := h.ensure(r); !errors.Is(err, fault.ArtifactCorrupt) {
-		t.Errorf("got %v", err)
-	}
-	if got := h.files(); got != "" {
-		t.Errorf("there is %s", got)
+	for _, said := range []string{"", sumOf([]byte("the manifest of b"))} {
+		h := newHolder(t, t.TempDir())
+		o := newOrigin(t, other) // its bytes fit its chunks
+		m := manifestOf(other)
+		m.SHA256 = sumOf(b)
+		var err error
+		o.manifest, err = json.Marshal(m)
+		check(t, err)
+		r := o.wanted(id)
+		r.Sha256, r.ManifestSha256 = sumOf(b), said
+		if _, err := h.ensure(r); !errors.Is(err, fault.ArtifactCorrupt) {
+			t.Errorf("got %v", err)
+		}
+		if got := h.files(); got != "" {
+			t.Errorf("there is %s", got)
+		}
 	}
 }
 

@@ -4,7 +4,8 @@
 // What a host lacks of an artifact is put together of chunks: from artifacts
 // that it holds already, from hosts that hold this one, and last from the store.
 // Nobody's word counts for the bytes, also not that of the store: each chunk is
-// compared with the manifest and the whole with the sha256 that was asked for.
+// compared with the manifest, and the manifest with the sha256 that was asked
+// for, or, where that is not known, the whole with its own.
 // This package must never know what an image is for, nor who runs from it.
 package images
 

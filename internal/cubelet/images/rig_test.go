@@ -95,6 +95,7 @@ type origin struct {
 	*httptest.Server
 	t        *testing.T
 	image    []byte
+	said     string // the sha256 of the manifest that is meant; empty: it is not known
 	manifest []byte // as it travels; nil: there is none
 
 	mu    sync.Mutex
@@ -108,7 +109,7 @@ func newOrigin(t *testing.T, b []byte) *origin {
 	t.Helper()
 	m, err := json.Marshal(manifestOf(b))
 	check(t, err)
-	o := &origin{t: t, image: b, manifest: m}
+	o := &origin{t: t, image: b, manifest: m, said: sumOf(m)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/manifest", o.serveManifest)
 	mux.HandleFunc("/image", o.serveImage)
@@ -173,7 +174,7 @@ func (o *origin) set(turn func(*origin)) {
 // wanted asks for the image by its chunks.
 func (o *origin) wanted(id string, peers ...string) *hostpb.EnsureArtifactRequest {
 	return &hostpb.EnsureArtifactRequest{
-		ArtifactId: id, Token: token, Sha256: sumOf(o.image), SizeBytes: int64(len(o.image)), Url: o.URL + "/image", ManifestUrl: o.URL + "/manifest", Peers: peers,
+		ArtifactId: id, Token: token, Sha256: sumOf(o.image), SizeBytes: int64(len(o.image)), Url: o.URL + "/image", ManifestUrl: o.URL + "/manifest", Peers: peers, ManifestSha256: o.said,
 	}
 }
 
