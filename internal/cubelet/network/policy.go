@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"text/template"
 
@@ -29,6 +30,21 @@ type Policy struct {
 
 // Shut reports whether p lets nothing out.
 func (p Policy) Shut() bool { return !p.Internet && len(p.Allow) == 0 }
+
+// Reaches reports whether p lets a sandbox reach ip, as far as the address
+// alone decides that.
+func (p Policy) Reaches(ip netip.Addr) bool {
+	if !ip.Is4() {
+		return false
+	}
+	one := netip.PrefixFrom(ip, 32)
+	for _, a := range p.Allow {
+		if a.Contains(ip) && !within(one, never) && (within(a, private) || !within(one, private)) {
+			return true
+		}
+	}
+	return p.Internet && !within(one, slices.Concat(never, private, p.Deny))
+}
 
 func prefixes(list ...string) (all []netip.Prefix) {
 	for _, s := range list {

@@ -1,6 +1,7 @@
 package network_test
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -34,9 +35,11 @@ type land struct{ host, world netns.NsHandle }
 
 func newLand(t *testing.T) land {
 	t.Helper()
-	runtime.LockOSThread() // the thread ends with the test
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	check(t, err)
+	t.Cleanup(func() { check(t, netns.Set(before)); check(t, before.Close()); runtime.UnlockOSThread() })
 	var l land
-	var err error
 	l.world, err = netns.New()
 	check(t, err)
 	l.host, err = netns.New()
@@ -77,16 +80,16 @@ func dress(t *testing.T, h *netlink.Handle, link string, addresses ...string) {
 
 // inside runs do on a thread of the namespace.
 func inside(ns netns.NsHandle, do func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- err
-			return
-		}
-		done <- do()
-	}()
-	return <-done
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		return err
+	}
+	if err := netns.Set(ns); err != nil {
+		return err
+	}
+	return errors.Join(do(), netns.Set(before), before.Close())
 }
 
 // serve tells each caller its address.
