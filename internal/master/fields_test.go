@@ -291,7 +291,7 @@ func TestATemplateOfAnArtifactIsRefused(t *testing.T) {
 		change(`"size_limit": "128Mi"`, `"medium": 1`):                                           fault.Unsupported,
 		change(`"empty_dir": {"size_limit": "128Mi"}`, `"host_dir_volumes": {}`):                 fault.Unsupported,
 		change(`"8080:443"`, `"http"`):                                                           fault.InvalidInput,
-		change(`"appsnapshot.version": "v2"`, `"appsnapshot.version": "v1"`):                     fault.InvalidInput,
+		change(`appsnapshot.version": "v2"`, `appsnapshot.version": "v1"`):                       fault.Unsupported,
 		change(`"team": "b"`, `"cube.master.rootfs.writable_layer_size": "1Gi"`):                 fault.InvalidInput,
 		`{"containers": []}`:                                                                     fault.InvalidInput,
 	} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -120,6 +121,9 @@ func unreachable(p netip.Prefix) bool {
 	return p.Bits() >= 8 && first == 0 || a.IsLoopback() || p.Bits() >= 16 && a.IsLinkLocalUnicast() || p.Bits() >= 3 && first >= 224
 }
 
+// hostName is what looks like the name of a host, or of many.
+var hostName = regexp.MustCompile(`^(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$`)
+
 // networks reads addresses and networks of IPv4. Sandboxes have no other, so
 // IPv6 is denied already, and cannot be allowed.
 func networks(field string, list []string) (all []string, err error) {
@@ -129,7 +133,7 @@ func networks(field string, list []string) (all []string, err error) {
 	for _, s := range list {
 		p, ok := network(s)
 		switch {
-		case !ok && strings.ContainsFunc(s, unicode.IsLetter) && !strings.ContainsAny(s, ":/"):
+		case !ok && strings.ContainsFunc(s, unicode.IsLetter) && hostName.MatchString(s):
 			return nil, fault.New(fault.Unsupported, "%s %.253q: names are not followed; give addresses or networks such as 192.0.2.0/24", field, s)
 		case !ok:
 			return nil, fault.New(fault.InvalidInput, "%s %.253q: must be an address or a network such as 192.0.2.0/24", field, s)
