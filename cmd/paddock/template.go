@@ -32,7 +32,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.redoCommand(), a.mergeCommand(), a.templateDeleteCommand(), a.gcCommand(), a.compatCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
+	c.AddCommand(a.fromImageCommand(), a.templateCreateCommand(), a.renderCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.redoCommand(), a.mergeCommand(), a.templateDeleteCommand(), a.gcCommand(), a.compatCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
 		a.buildStateCommand("build-status", "Show a build in the form of E2B clients", false), a.buildStateCommand("build-watch", "Follow a build until it ends, in the form of E2B clients", true))
 	return c
 }
@@ -66,6 +66,8 @@ func (a *app) fromImageCommand() *cobra.Command {
 	var envs, command, commandArgs []string
 	var res cubeapi.Quantity
 	var detach, passwordIn, withCA bool
+	var dns []string
+	var network networkFlags
 	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		if r.SourceImageRef == "" {
 			return fault.New(fault.InvalidInput, "--image is missing")
@@ -88,7 +90,11 @@ func (a *app) fromImageCommand() *cobra.Command {
 		if res != (cubeapi.Quantity{}) {
 			o.Resources = &res
 		}
-		if o.Resources != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
+		if len(dns) > 0 {
+			o.DNS = &cubeapi.DNSConfig{Servers: dns}
+		}
+		r.Network = network.config(c)
+		if o.Resources != nil || o.DNS != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
 			r.Overrides = &o
 		}
 		if c.Flags().Changed("with-cube-ca") {
@@ -109,8 +115,13 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&r.SourceImageRef, "image", "", "image reference (required)")
 	f.StringVar(&r.Alias, "alias", "", "stable name of the template")
+	f.StringVar(&r.DisplayName, "name", "", "as --alias")
 	f.StringVar(&r.WritableLayerSize, "writable-layer-size", "1Gi", "size of each sandbox's private layer")
 	f.StringVar(&r.InstanceType, "instance-type", "", "kind of host (default cubebox)")
+	f.StringVar(&r.NetworkType, "network-type", "", "kind of network: tap, the default, is the only one")
+	f.StringVar(&r.Backend, "backend", "", "where hosts keep what sandboxes write: xfs, the default, is the only one")
+	f.StringSliceVar(&dns, "dns", nil, "name server of each sandbox, which the network flags must let it reach")
+	network.add(c)
 	f.IntSliceVar(&r.ExposedPorts, "expose-port", nil, "port that sandboxes expose")
 	f.StringSliceVar(&r.DistributionScope, "node", nil, "host to distribute to (default: all healthy ones)")
 	f.StringArrayVar(&envs, "env", nil, "environment variable NAME=VALUE")

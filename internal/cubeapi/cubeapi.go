@@ -41,6 +41,7 @@ const (
 	PathArtifactManifest = "/cube/template/artifact/manifest"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"
 	PathSandbox          = "/cube/sandbox"
+	PathSandboxPreview   = "/cube/sandbox/preview"
 	PathSandboxList      = "/cube/sandbox/list"
 	PathSandboxInfo      = "/cube/sandbox/info"
 	PathSandboxExec      = "/cube/sandbox/exec"
@@ -80,6 +81,8 @@ type Envelope struct {
 	RequestID string        `json:"requestID"`
 	Ret       Ret           `json:"ret"`
 	Error     *fault.Detail `json:"error,omitempty"`
+	// Warnings tell of what in the request had no effect.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // OK returns the envelope of a success.

@@ -17,6 +17,10 @@ type SandboxCreateRequest struct {
 	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
 	Containers   []Container       `json:"containers,omitempty"` // at most one
 	Scope        []string          `json:"distribution_scope,omitempty"`
+	// Network is laid over the template's: allowInternetAccess takes its place,
+	// the lists are joined.
+	Network    *NetworkConfig `json:"cube_network_config,omitempty"`
+	OldNetwork *NetworkConfig `json:"cubevs_context,omitempty"` // as cube_network_config, for older tools
 }
 
 // Container is what a create request changes of the template's program. A
@@ -27,6 +31,11 @@ type Container struct {
 	Args      []string   `json:"args,omitempty"`
 	Envs      []KeyValue `json:"envs,omitempty"`
 	Resources *Quantity  `json:"resources,omitempty"`
+
+	// These take the place of the template's.
+	WorkingDir string     `json:"working_dir,omitempty"`
+	DNS        *DNSConfig `json:"dns_config,omitempty"`
+	RLimit     *RLimit    `json:"r_limit,omitempty"`
 }
 
 // AnnotationTemplate names the template in an annotation.

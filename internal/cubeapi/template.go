@@ -9,14 +9,21 @@ type FromImageRequest struct {
 	RegistryUsername  string             `json:"registry_username,omitempty"`
 	RegistryPassword  string             `json:"registry_password,omitempty"` // never stored, never logged
 	Alias             string             `json:"alias,omitempty"`
+	DisplayName       string             `json:"display_name,omitempty"`  // as alias, for older tools
 	InstanceType      string             `json:"instance_type,omitempty"` // default cubebox
-	NetworkType       string             `json:"network_type,omitempty"`  // default tap
+	NetworkType       string             `json:"network_type,omitempty"`  // tap, the default, is the only one
 	WritableLayerSize string             `json:"writable_layer_size"`     // 1G, 20Gi, 512Mi; a bare number counts in Gi
 	ExposedPorts      []int              `json:"exposed_ports,omitempty"`
 	DistributionScope []string           `json:"distribution_scope,omitempty"`
 	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
 	Priority          int                `json:"priority,omitempty"`     // -100 to 100; of those that wait, the higher is built first
 	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // absent or true: the certificates of the egress proxy are put in
+	Network           *NetworkConfig     `json:"cube_network_config,omitempty"`
+	OldNetwork        *NetworkConfig     `json:"cubevs_context,omitempty"` // as cube_network_config, for older tools
+	Backend           string             `json:"backend,omitempty"`        // xfs, the default, is the only one
+	EnableIvshmem     *bool              `json:"enable_ivshmem,omitempty"` // true is refused
+	TemplateID        string             `json:"template_id,omitempty"`    // refused: the server gives it
+	Wait              bool               `json:"wait,omitempty"`           // without effect: the answer is the job
 }
 
 // ContainerOverride replaces what the image says. A command takes the place of
@@ -28,6 +35,12 @@ type ContainerOverride struct {
 	WorkingDir string     `json:"working_dir,omitempty"`
 	Envs       []KeyValue `json:"envs,omitempty"`
 	Resources  *Quantity  `json:"resources,omitempty"`
+
+	DNS          *DNSConfig        `json:"dns_config,omitempty"`
+	Security     *SecurityContext  `json:"security_context,omitempty"`
+	RLimit       *RLimit           `json:"r_limit,omitempty"`
+	Annotations  map[string]string `json:"annotations,omitempty"`   // kept and shown, for people and tools
+	VolumeMounts []VolumeMount     `json:"volume_mounts,omitempty"` // refused so far
 }
 
 // KeyValue is one environment variable.
@@ -38,6 +51,14 @@ type KeyValue struct {
 
 // Quantity is resources as a user writes them: cpu 2000m, mem 2000Mi.
 type Quantity struct {
+	CPU string `json:"cpu,omitempty"`
+	Mem string `json:"mem,omitempty"`
+	// Limit must say the same: a sandbox gets what it asks for and no more.
+	Limit *Limit `json:"limit,omitempty"`
+}
+
+// Limit is what a sandbox may take at most.
+type Limit struct {
 	CPU string `json:"cpu,omitempty"`
 	Mem string `json:"mem,omitempty"`
 }

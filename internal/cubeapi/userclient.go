@@ -31,6 +31,22 @@ func (c *Client) FromImage(ctx context.Context, r FromImageRequest) (*Job, error
 	return a.Job, err
 }
 
+// CreateTemplate makes a template of an artifact and returns it when its hosts
+// have it. The request may be a TemplateCreateRequest, or JSON of one.
+func (c *Client) CreateTemplate(ctx context.Context, r any) (TemplateAnswer, error) {
+	var a TemplateAnswer
+	err := c.call(ctx, http.MethodPost, PathTemplate, r, &a)
+	return a, err
+}
+
+// Preview returns what a create would do. The request may be a
+// SandboxCreateRequest, or JSON of one.
+func (c *Client) Preview(ctx context.Context, r any) (PreviewAnswer, error) {
+	var a PreviewAnswer
+	err := c.call(ctx, http.MethodPost, PathSandboxPreview, r, &a)
+	return a, err
+}
+
 // Job returns a job as it stands.
 func (c *Client) Job(ctx context.Context, id string) (*Job, error) {
 	var a JobAnswer

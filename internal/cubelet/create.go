@@ -96,7 +96,8 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 func same(a, b entry) bool {
 	return a.TemplateID == b.TemplateID && a.ArtifactID == b.ArtifactID && a.Resources == b.Resources && a.Writable == b.Writable &&
 		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) &&
-		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata)
+		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata) &&
+		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles
 }
 
 // spawn begins the create. It lives on its own context, since several callers
@@ -185,7 +186,7 @@ func (c *Cubelet) make(ctx context.Context, s *instance) error {
 		return err
 	}
 	var parts errgroup.Group
-	parts.Go(func() error { return c.timed(s, "network", func() error { return c.connect(s) }) })
+	parts.Go(func() error { return c.timed(s, "network", func() error { return c.connect(ctx, s) }) })
 	parts.Go(func() error {
 		return c.timed(s, "cgroup", func() error {
 			return s.group.Create(cgroup.Limits{MemBytes: s.entry.Resources.MemBytes, PIDs: maxPIDs})
@@ -207,9 +208,12 @@ func (c *Cubelet) make(ctx context.Context, s *instance) error {
 
 // connect makes the sandbox's network. Another program may have taken the
 // address since it was chosen; then it chooses again, a few times.
-func (c *Cubelet) connect(s *instance) error {
+func (c *Cubelet) connect(ctx context.Context, s *instance) error {
 	for try := 0; ; try++ {
 		err := c.nets.Create(s.entry.Network)
+		if err == nil {
+			return c.nets.Permit(ctx, ways(s.entry))
+		}
 		if !errors.Is(err, network.ErrTaken) || try == 7 {
 			return err
 		}

@@ -130,7 +130,7 @@ func (c *Cubelet) openParts(ctx context.Context, tag string) error {
 	if err != nil {
 		return fault.Wrap(fault.BadConfig, err, "cubelet.subnet")
 	}
-	c.nets = network.New(tag, subnet)
+	c.nets = network.New(tag, subnet, c.controlPorts()...)
 	if err := c.nets.Open(ctx); err != nil {
 		return fault.Wrap(fault.ToolMissing, err, "rules of the sandboxes' networks")
 	}

@@ -86,7 +86,7 @@ func (c *Cubelet) boxOf(e entry, group *cgroup.Group) runtime.Sandbox {
 	return runtime.Sandbox{
 		ID: e.ID, Dir: filepath.Join(dir, "runtime"), NetNS: e.Network.Path(), WritableBytes: e.Writable, Hostname: e.Hostname,
 		Args: []string{guestPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
-		Log: filepath.Join(dir, "log"), Files: files(e), Join: group.Command,
+		Log: filepath.Join(dir, "log"), Files: files(e), Join: group.Command, OpenFiles: e.OpenFiles,
 	}
 }
 
@@ -97,9 +97,7 @@ func files(e entry) []runtime.File {
 		{Path: "etc", Mode: 0o755, Dir: true},
 		{Path: "etc/hostname", Mode: 0o644, Data: []byte(e.Hostname + "\n")},
 		{Path: "etc/hosts", Mode: 0o644, Data: []byte(hosts)},
-		// No network but the host's: names are not looked up, and programs are
-		// told so at once.
-		{Path: "etc/resolv.conf", Mode: 0o644, Data: []byte("# This sandbox reaches no name server.\noptions attempts:1 timeout:1\n")},
+		{Path: "etc/resolv.conf", Mode: 0o644, Data: []byte(resolvConf(e, hostResolver))},
 		// The runtime lays memory over an empty /tmp, which would not count
 		// against the writable layer.
 		{Path: "tmp", Mode: 0o1777, Dir: true},

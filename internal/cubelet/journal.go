@@ -29,6 +29,9 @@ type entry struct {
 	Metadata   map[string]string `json:"metadata,omitempty"`
 	Network    network.Network   `json:"network"`
 	CreatedAt  time.Time         `json:"created_at"`
+	Egress     *network.Policy   `json:"egress,omitempty"` // nil: nothing
+	Resolver   *resolver         `json:"resolver,omitempty"`
+	OpenFiles  uint64            `json:"open_files,omitempty"` // 0: as the runtime has it
 
 	// Kernel is set once the sandbox is usable: without it, the sandbox was
 	// never whole.

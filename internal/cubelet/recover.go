@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -24,10 +25,16 @@ func (c *Cubelet) recover(ctx context.Context) error {
 	if err != nil {
 		return fault.Wrap(fault.DataDir, err, "journal")
 	}
+	open := map[network.Network]network.Policy{}
 	for _, e := range entries {
 		if !e.Released {
 			c.nets.Adopt(e.Network) // no new sandbox may have the address meanwhile
+			maps.Copy(open, ways(e))
 		}
+	}
+	// The rules were laid anew, without the policies.
+	if err := c.nets.Permit(ctx, open); err != nil {
+		return fault.Wrap(fault.RuntimeFailed, err, "ways out of the sandboxes that run")
 	}
 	var group errgroup.Group
 	group.SetLimit(16)

@@ -7,6 +7,7 @@ var (
 	CallCancelled    = code("cancelled", Cancelled, 0, "the caller went away before the answer", "none needed")
 	Deadline         = code("deadline_exceeded", Unavailable, 130595, "the call did not end in its time", "try again; if it stays so, look at the load of the named part")
 	InvalidInput     = code("invalid_input", Invalid, 0, "the request breaks a rule of the interface", "correct the named field")
+	Unsupported      = code("unsupported", Invalid, 0, "the request asks for something that this system does not offer", "leave the named field out, or do as the message says")
 	Unauthenticated  = code("unauthenticated", Anonymous, 0, "no API key, or a wrong one", "pass the key that `paddock up` printed: --api-key, PADDOCK_API_KEY, or header X-API-KEY")
 	TokenRejected    = code("token_rejected", Anonymous, 0, "the shared token between the roles is missing or wrong", "give every role the same CUBE_TEMPLATE_CALLBACK_TOKEN and PADDOCK_HOST_TOKEN")
 	TokenUnset       = code("token_unset", Unavailable, 0, "this server was started without the shared token and refuses internal calls", "set CUBE_TEMPLATE_CALLBACK_TOKEN and PADDOCK_HOST_TOKEN on every role")

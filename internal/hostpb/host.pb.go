@@ -608,12 +608,18 @@ type CreateSandboxRequest struct {
 	WritableBytes int64             `protobuf:"varint,5,opt,name=writable_bytes,json=writableBytes,proto3" json:"writable_bytes,omitempty"`
 	Envs          map[string]string `protobuf:"bytes,6,rep,name=envs,proto3" json:"envs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The process to start beside the guest; empty: none.
-	Command       []string          `protobuf:"bytes,7,rep,name=command,proto3" json:"command,omitempty"`
-	WorkingDir    string            `protobuf:"bytes,8,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
-	User          string            `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
-	ExposedPorts  []int32           `protobuf:"varint,10,rep,packed,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"`
-	Hostname      string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Metadata      map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Command      []string          `protobuf:"bytes,7,rep,name=command,proto3" json:"command,omitempty"`
+	WorkingDir   string            `protobuf:"bytes,8,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	User         string            `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
+	ExposedPorts []int32           `protobuf:"varint,10,rep,packed,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"`
+	Hostname     string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Metadata     map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// What it may reach; absent: nothing.
+	Egress *Egress `protobuf:"bytes,20,opt,name=egress,proto3" json:"egress,omitempty"`
+	// What its resolver is told; absent: what fits egress.
+	Resolver *Resolver `protobuf:"bytes,21,opt,name=resolver,proto3" json:"resolver,omitempty"`
+	// The limit of open files of each process; 0: the host's own.
+	OpenFiles     uint64 `protobuf:"varint,22,opt,name=open_files,json=openFiles,proto3" json:"open_files,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +738,150 @@ func (x *CreateSandboxRequest) GetMetadata() map[string]string {
 	return nil
 }
 
+func (x *CreateSandboxRequest) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *CreateSandboxRequest) GetResolver() *Resolver {
+	if x != nil {
+		return x.Resolver
+	}
+	return nil
+}
+
+func (x *CreateSandboxRequest) GetOpenFiles() uint64 {
+	if x != nil {
+		return x.OpenFiles
+	}
+	return 0
+}
+
+// Egress is what a sandbox may reach by itself. Addresses are IPv4 networks. Of
+// allow and deny, allow counts.
+type Egress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Every public address.
+	Internet      bool     `protobuf:"varint,1,opt,name=internet,proto3" json:"internet,omitempty"`
+	Allow         []string `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
+	Deny          []string `protobuf:"bytes,3,rep,name=deny,proto3" json:"deny,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Egress) Reset() {
+	*x = Egress{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Egress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Egress) ProtoMessage() {}
+
+func (x *Egress) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Egress.ProtoReflect.Descriptor instead.
+func (*Egress) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Egress) GetInternet() bool {
+	if x != nil {
+		return x.Internet
+	}
+	return false
+}
+
+func (x *Egress) GetAllow() []string {
+	if x != nil {
+		return x.Allow
+	}
+	return nil
+}
+
+func (x *Egress) GetDeny() []string {
+	if x != nil {
+		return x.Deny
+	}
+	return nil
+}
+
+type Resolver struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Servers       []string               `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"`
+	Searches      []string               `protobuf:"bytes,2,rep,name=searches,proto3" json:"searches,omitempty"`
+	Options       []string               `protobuf:"bytes,3,rep,name=options,proto3" json:"options,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Resolver) Reset() {
+	*x = Resolver{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Resolver) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Resolver) ProtoMessage() {}
+
+func (x *Resolver) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Resolver.ProtoReflect.Descriptor instead.
+func (*Resolver) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Resolver) GetServers() []string {
+	if x != nil {
+		return x.Servers
+	}
+	return nil
+}
+
+func (x *Resolver) GetSearches() []string {
+	if x != nil {
+		return x.Searches
+	}
+	return nil
+}
+
+func (x *Resolver) GetOptions() []string {
+	if x != nil {
+		return x.Options
+	}
+	return nil
+}
+
 type CreateSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -741,7 +891,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -753,7 +903,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -766,7 +916,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -786,7 +936,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -798,7 +948,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -811,7 +961,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -838,7 +988,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1000,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1013,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -882,7 +1032,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +1044,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1057,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -926,7 +1076,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1088,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1101,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -969,7 +1119,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1131,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1144,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 type ListSandboxesResponse struct {
@@ -1006,7 +1156,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1018,7 +1168,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1031,7 +1181,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1060,7 +1210,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1072,7 +1222,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1085,7 +1235,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -1166,7 +1316,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1178,7 +1328,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1191,7 +1341,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1281,7 +1431,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1443,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1456,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1366,7 +1516,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1378,7 +1528,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1391,7 +1541,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1474,7 +1624,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1486,7 +1636,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1499,7 +1649,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -1523,7 +1673,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1685,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1698,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -1592,7 +1742,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1604,7 +1754,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1617,7 +1767,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -1649,7 +1799,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1661,7 +1811,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1674,7 +1824,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 type ReadFileRequest struct {
@@ -1688,7 +1838,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1700,7 +1850,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1713,7 +1863,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1748,7 +1898,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +1910,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +1923,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1803,7 +1953,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1965,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1978,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -1883,7 +2033,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +2045,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +2058,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -1941,7 +2091,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1953,7 +2103,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1966,7 +2116,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -2023,7 +2173,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15RemoveArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\"\x18\n" +
-	"\x16RemoveArtifactResponse\"\xf4\x04\n" +
+	"\x16RemoveArtifactResponse\"\xfb\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -2041,13 +2191,25 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\rexposed_ports\x18\n" +
 	" \x03(\x05R\fexposedPorts\x12\x1a\n" +
 	"\bhostname\x18\v \x01(\tR\bhostname\x12O\n" +
-	"\bmetadata\x18\f \x03(\v23.paddock.host.v1.CreateSandboxRequest.MetadataEntryR\bmetadata\x1a7\n" +
+	"\bmetadata\x18\f \x03(\v23.paddock.host.v1.CreateSandboxRequest.MetadataEntryR\bmetadata\x12/\n" +
+	"\x06egress\x18\x14 \x01(\v2\x17.paddock.host.v1.EgressR\x06egress\x125\n" +
+	"\bresolver\x18\x15 \x01(\v2\x19.paddock.host.v1.ResolverR\bresolver\x12\x1d\n" +
+	"\n" +
+	"open_files\x18\x16 \x01(\x04R\topenFiles\x1a7\n" +
 	"\tEnvsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"N\n" +
+	"\x06Egress\x12\x1a\n" +
+	"\binternet\x18\x01 \x01(\bR\binternet\x12\x14\n" +
+	"\x05allow\x18\x02 \x03(\tR\x05allow\x12\x12\n" +
+	"\x04deny\x18\x03 \x03(\tR\x04deny\"Z\n" +
+	"\bResolver\x12\x18\n" +
+	"\aservers\x18\x01 \x03(\tR\aservers\x12\x1a\n" +
+	"\bsearches\x18\x02 \x03(\tR\bsearches\x12\x18\n" +
+	"\aoptions\x18\x03 \x03(\tR\aoptions\"K\n" +
 	"\x15CreateSandboxResponse\x122\n" +
 	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"M\n" +
 	"\x14DeleteSandboxRequest\x12\x1d\n" +
@@ -2173,7 +2335,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
@@ -2185,75 +2347,79 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*RemoveArtifactRequest)(nil),  // 7: paddock.host.v1.RemoveArtifactRequest
 	(*RemoveArtifactResponse)(nil), // 8: paddock.host.v1.RemoveArtifactResponse
 	(*CreateSandboxRequest)(nil),   // 9: paddock.host.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),  // 10: paddock.host.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 11: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 12: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 13: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 14: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 15: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 16: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 17: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 18: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 19: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 20: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 21: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 22: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 23: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 24: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 25: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 26: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 27: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 28: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 29: paddock.host.v1.WriteFileResponse
-	nil,                            // 30: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 31: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 32: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 33: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 34: google.protobuf.Timestamp
+	(*Egress)(nil),                 // 10: paddock.host.v1.Egress
+	(*Resolver)(nil),               // 11: paddock.host.v1.Resolver
+	(*CreateSandboxResponse)(nil),  // 12: paddock.host.v1.CreateSandboxResponse
+	(*DeleteSandboxRequest)(nil),   // 13: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),  // 14: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),      // 15: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 16: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 17: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 18: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                // 19: paddock.host.v1.Sandbox
+	(*ExecRequest)(nil),            // 20: paddock.host.v1.ExecRequest
+	(*ExecStart)(nil),              // 21: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),           // 22: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),            // 23: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),             // 24: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),          // 25: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 26: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 27: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 28: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 29: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 30: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 31: paddock.host.v1.WriteFileResponse
+	nil,                            // 32: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 33: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 34: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 35: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 36: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	30, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	31, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	17, // 3: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	17, // 4: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	17, // 5: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
-	0,  // 6: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
-	2,  // 7: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	34, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	32, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	19, // 10: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	33, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	21, // 12: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	22, // 13: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	28, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
-	3,  // 15: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 16: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
-	7,  // 17: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	9,  // 18: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	11, // 19: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	13, // 20: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	15, // 21: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	18, // 22: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	23, // 23: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	25, // 24: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	27, // 25: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 26: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 27: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 28: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	10, // 29: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	12, // 30: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	14, // 31: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	16, // 32: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	20, // 33: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	24, // 34: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	26, // 35: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	29, // 36: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	26, // [26:37] is the sub-list for method output_type
-	15, // [15:26] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	32, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	33, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	10, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
+	11, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
+	19, // 5: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	19, // 6: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	19, // 7: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	0,  // 8: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
+	2,  // 9: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
+	36, // 10: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	34, // 11: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	21, // 12: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	35, // 13: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	23, // 14: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	24, // 15: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	30, // 16: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	3,  // 17: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
+	5,  // 18: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 19: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 20: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	13, // 21: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	15, // 22: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	17, // 23: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	20, // 24: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	25, // 25: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	27, // 26: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	29, // 27: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 28: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 29: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 30: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	12, // 31: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	14, // 32: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	16, // 33: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	18, // 34: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	22, // 35: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	26, // 36: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	28, // 37: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	31, // 38: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	28, // [28:39] is the sub-list for method output_type
+	17, // [17:28] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_paddock_host_v1_host_proto_init() }
@@ -2261,19 +2427,19 @@ func file_paddock_host_v1_host_proto_init() {
 	if File_paddock_host_v1_host_proto != nil {
 		return
 	}
-	file_paddock_host_v1_host_proto_msgTypes[17].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[19].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[19].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[21].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[26].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[28].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -2283,7 +2449,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   33,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

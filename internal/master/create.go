@@ -1,7 +1,6 @@
 package master
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +40,7 @@ const (
 func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	var req cubeapi.SandboxCreateRequest
-	err := serve.ReadJSON(r, maxBody, &req)
+	unknown, err := serve.ReadJSONWarn(r, maxBody, &req)
 	var s sandbox.Sandbox
 	var made *hostpb.Sandbox
 	var f host.Facts
@@ -62,7 +61,9 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 		ext["step-"+step] = fmt.Sprintf("%.1f", float64(us)/1000)
 	}
 	shown := showSandbox(s)
-	serve.WriteJSON(w, http.StatusOK, cubeapi.SandboxAnswer{Envelope: cubeapi.OK(named(r, req.RequestID)), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), HostIP: f.IP, ExtInfo: ext, Sandbox: &shown})
+	answer := cubeapi.SandboxAnswer{Envelope: cubeapi.OK(named(r, req.RequestID)), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), HostIP: f.IP, ExtInfo: ext, Sandbox: &shown}
+	answer.Warnings = warnings(unknown)
+	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
 // create is the whole transaction: row, choice, host, row. Whatever fails
@@ -134,7 +135,7 @@ type attempts struct {
 
 // place chooses hosts until one makes the sandbox, none is left, or time is up.
 func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbox, error) {
-	r := scheduler.Request{Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, InstanceType: cmp.Or(p.req.InstanceType, p.template.InstanceType), Resources: p.row.Resources, Seed: rand.Uint64()}
+	r := scheduler.Request{Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, InstanceType: p.kind(), Resources: p.row.Resources, Seed: rand.Uint64()}
 	for _, s := range p.req.Scope {
 		r.Scope = append(r.Scope, host.ID(s))
 	}
@@ -229,12 +230,7 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	// One host may not use up the time in which another could make it.
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.CreateTimeout*2/3)
 	defer cancel()
-	r := p.row.Resources
-	answer, err := client.CreateSandbox(bounded, &hostpb.CreateSandboxRequest{
-		SandboxId: string(p.row.ID), TemplateId: string(p.template.ID), ArtifactId: string(p.artifact.ID), WritableBytes: p.writable, Envs: p.envs, Command: p.command, Metadata: p.row.Metadata,
-		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports,
-		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots},
-	})
+	answer, err := client.CreateSandbox(bounded, p.order())
 	switch {
 	case err == nil:
 		return answer.GetSandbox(), nil

@@ -1,6 +1,7 @@
 package master
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -13,6 +14,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -52,12 +54,26 @@ type plan struct {
 	again    bool // the row is that of an earlier request with the same id
 
 	workingDir, user string
+
+	egress    *hostpb.Egress
+	resolver  *hostpb.Resolver
+	openFiles uint64
+}
+
+// order is what a host is asked for.
+func (p *plan) order() *hostpb.CreateSandboxRequest {
+	r := p.row.Resources
+	return &hostpb.CreateSandboxRequest{
+		SandboxId: string(p.row.ID), TemplateId: string(p.template.ID), ArtifactId: string(p.artifact.ID), WritableBytes: p.writable, Envs: p.envs, Command: p.command, Metadata: p.row.Metadata,
+		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports, Egress: p.egress, Resolver: p.resolver, OpenFiles: p.openFiles,
+		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots},
+	}
 }
 
 // begin stores the sandbox of a request, or finds the one that the same request
 // asked for before. The same id with other content is fault.SubmissionReused.
 func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*plan, error) {
-	if err := checkCreate(req); err != nil {
+	if err := checkCreate(&req); err != nil {
 		return &plan{}, err
 	}
 	p := &plan{req: req}
@@ -112,14 +128,7 @@ func failedCreate(s sandbox.Sandbox) bool {
 // store resolves the template and stores the sandbox, in one transaction that
 // keeps the template from being deleted.
 func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
-	name := p.req.TemplateID
-	if name == "" {
-		name = p.req.Annotations[cubeapi.AnnotationTemplate]
-	}
-	if name == "" {
-		return fault.New(fault.InvalidInput, "template_id is missing")
-	}
-	if p.template, err = templatedb.Resolve(ctx, tx, name); err != nil {
+	if err := p.read(ctx, tx); err != nil {
 		return err
 	}
 	if err := templatedb.Pin(ctx, tx, p.template); err != nil {
@@ -136,6 +145,33 @@ func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
 	}
 	p.row, err = sandboxdb.AddSandbox(ctx, tx, p.row)
 	return err
+}
+
+// read resolves the template.
+func (p *plan) read(ctx context.Context, tx *store.Tx) (err error) {
+	name := cmp.Or(p.req.TemplateID, p.req.Annotations[cubeapi.AnnotationTemplate])
+	if name == "" {
+		return fault.New(fault.InvalidInput, "template_id is missing")
+	}
+	p.template, err = templatedb.Resolve(ctx, tx, name)
+	return err
+}
+
+// kind is the instance type of the host.
+func (p *plan) kind() string { return cmp.Or(p.req.InstanceType, p.template.InstanceType) }
+
+// labels are those of the request and of the template, which count.
+func labels(r, t map[string]string) map[string]string {
+	if len(t) == 0 {
+		return r
+	}
+	all := maps.Clone(t)
+	for k, v := range r {
+		if _, ok := all[k]; !ok {
+			all[k] = v
+		}
+	}
+	return all
 }
 
 // follow waits for a sandbox that an earlier try of the same request makes, and
@@ -166,10 +202,19 @@ func (m *Master) follow(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, ho
 }
 
 // checkCreate refuses what no template can make right.
-func checkCreate(r cubeapi.SandboxCreateRequest) error {
+func checkCreate(r *cubeapi.SandboxCreateRequest) (err error) {
+	if err := checkRequestID(r.RequestID); err != nil {
+		return err
+	}
+	if r.Network, r.OldNetwork, err = oneNetwork(r.Network, r.OldNetwork); err != nil {
+		return err
+	}
+	for _, c := range r.Containers {
+		if err := checkLimits(c.DNS, c.RLimit, c.Resources); err != nil {
+			return err
+		}
+	}
 	switch {
-	case len(r.RequestID) > maxRequestID:
-		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.InstanceType) > maxKind:
 		return fault.New(fault.InvalidInput, "instance_type has at most %d characters", maxKind)
 	case len(r.Containers) > 1:
@@ -230,14 +275,17 @@ func (p *plan) merge() error {
 	}
 	if o := t.Overrides; o != nil {
 		run = run.with(o.Command, o.Args)
-		if o.WorkingDir != "" {
-			p.workingDir = o.WorkingDir
+		p.workingDir = cmp.Or(o.WorkingDir, p.workingDir)
+		user, err := userOf(o.Security)
+		if err != nil {
+			return err
 		}
+		p.user = cmp.Or(user, p.user)
 		add(o.Envs)
 	}
 	var asked *cubeapi.Quantity
 	for _, c := range p.req.Containers {
-		asked, run = c.Resources, run.with(c.Command, c.Args)
+		asked, run, p.workingDir = c.Resources, run.with(c.Command, c.Args), cmp.Or(c.WorkingDir, p.workingDir)
 		add(c.Envs)
 	}
 	p.command = slices.Concat(run.entrypoint, run.args)
@@ -245,6 +293,7 @@ func (p *plan) merge() error {
 	for _, port := range t.ExposedPorts {
 		p.ports = append(p.ports, int32(port)) //nolint:gosec // checked at submit: 1 to 65535
 	}
+	p.egress, p.resolver, p.openFiles = egress(t.Network, p.req.Network), resolver(t.Overrides, p.req.Containers), openFiles(t.Overrides, p.req.Containers)
 	res, err := resources(t.Overrides, asked, p.writable)
 	if err != nil {
 		return err
@@ -253,7 +302,7 @@ func (p *plan) merge() error {
 	if err != nil {
 		return err
 	}
-	p.row = sandbox.Sandbox{ID: sandbox.ID(id.New(sandbox.IDPrefix)), TemplateID: p.template.ID, Resources: res, Metadata: p.req.Labels, Request: stored}
+	p.row = sandbox.Sandbox{ID: sandbox.ID(id.New(sandbox.IDPrefix)), TemplateID: p.template.ID, Resources: res, Metadata: labels(p.req.Labels, t.Labels), Request: stored}
 	return nil
 }
 

@@ -58,11 +58,12 @@ func (m *Master) serveRedo(w http.ResponseWriter, r *http.Request) {
 }
 
 func checkRedo(r *cubeapi.RedoRequest) error {
+	if err := checkRequestID(r.RequestID); err != nil {
+		return err
+	}
 	switch {
 	case r.TemplateID == "":
 		return fault.New(fault.InvalidInput, "template_id is missing")
-	case len(r.RequestID) > maxRequestID:
-		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.DistributionScope) > maxScope:
 		return fault.New(fault.InvalidInput, "distribution_scope has %d hosts, at most %d", len(r.DistributionScope), maxScope)
 	case r.RegistryPassword != "" && r.RegistryUsername == "":

@@ -43,6 +43,8 @@ var contract = []string{
 	"POST /cube/sandbox apiKey",
 	"POST /cube/sandbox/exec apiKey",
 	"POST /cube/sandbox/exec/signal apiKey",
+	"POST /cube/sandbox/preview apiKey",
+	"POST /cube/template apiKey",
 	"POST /cube/template/from-image apiKey",
 	"POST /cube/template/compat apiKey proxied",
 	"POST /cube/template/gc apiKey",

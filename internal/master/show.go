@@ -74,12 +74,14 @@ func showSandbox(s sandbox.Sandbox) cubeapi.Sandbox {
 	}
 }
 
-func (m *Master) answerJob(w http.ResponseWriter, r *http.Request, id string, j template.Job, err error) {
+func (m *Master) answerJob(w http.ResponseWriter, r *http.Request, id string, j template.Job, err error, warnings ...string) {
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
-	serve.WriteJSON(w, http.StatusOK, cubeapi.JobAnswer{Envelope: cubeapi.OK(named(r, id)), Job: showJob(j)})
+	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(named(r, id)), Job: showJob(j)}
+	answer.Warnings = warnings
+	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
 func (m *Master) serveJob(w http.ResponseWriter, r *http.Request) {

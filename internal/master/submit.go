@@ -40,6 +40,11 @@ const (
 type kept struct {
 	cubeapi.FromImageRequest
 	Private bool `json:"private,omitempty"`
+
+	// Of a template that was made of an artifact.
+	ArtifactID string            `json:"artifact_id,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	claims     map[string]string // what the request says of its artifact
 }
 
 func keptOf(stored []byte) (kept, error) {
@@ -52,8 +57,12 @@ func keptOf(stored []byte) (kept, error) {
 
 func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.FromImageRequest
-	err := serve.ReadJSON(r, maxBody, &req)
+	unknown, err := serve.ReadJSONWarn(r, maxBody, &req)
+	said := warnings(unknown)
 	if err == nil {
+		if req.Wait {
+			said = append(said, "wait has no effect: follow the job")
+		}
 		req.RequestID = named(r, req.RequestID)
 		err = normalise(&req)
 	}
@@ -61,12 +70,20 @@ func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		j, err = m.submit(r.Context(), req)
 	}
-	m.answerJob(w, r, req.RequestID, j, err)
+	m.answerJob(w, r, req.RequestID, j, err, said...)
 }
 
 // normalise fills the defaults and refuses what breaks a rule. All faults
 // that need no look at the rows are found here.
 func normalise(r *cubeapi.FromImageRequest) error {
+	if err := checkImage(r); err != nil {
+		return err
+	}
+	return normaliseSpec(r)
+}
+
+// normaliseSpec is normalise for all but the image.
+func normaliseSpec(r *cubeapi.FromImageRequest) error {
 	set := func(s *string, v string) {
 		if *s == "" {
 			*s = v
@@ -75,9 +92,10 @@ func normalise(r *cubeapi.FromImageRequest) error {
 	set(&r.InstanceType, "cubebox")
 	set(&r.NetworkType, "tap")
 	set(&r.WritableLayerSize, "1Gi")
+	if err := checkRequestID(r.RequestID); err != nil {
+		return err
+	}
 	switch {
-	case len(r.RequestID) > maxRequestID:
-		return fault.New(fault.InvalidInput, "requestID has %d characters, at most %d", len(r.RequestID), maxRequestID)
 	case len(r.InstanceType) > maxKind || len(r.NetworkType) > maxKind:
 		return fault.New(fault.InvalidInput, "instance_type and network_type have at most %d characters", maxKind)
 	case r.Priority < -maxPriority || r.Priority > maxPriority:
@@ -85,7 +103,7 @@ func normalise(r *cubeapi.FromImageRequest) error {
 	case r.RegistryPassword != "" && r.RegistryUsername == "":
 		return fault.New(fault.InvalidInput, "registry_password without registry_username")
 	}
-	if err := checkImage(r); err != nil {
+	if err := checkFields(r); err != nil {
 		return err
 	}
 	if r.Alias != "" {
@@ -162,7 +180,7 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 	creds := credentials{req.RegistryUsername, req.RegistryPassword}
 	private := creds != credentials{}
 	req.RegistryUsername, req.RegistryPassword = "", "" // never stored
-	stored, err := json.Marshal(kept{req, private})
+	stored, err := json.Marshal(kept{FromImageRequest: req, Private: private})
 	if err != nil {
 		return template.Job{}, err
 	}
@@ -283,12 +301,12 @@ func sameRequest(old template.Job, stored []byte) error {
 	return nil
 }
 
-// checkRows refuses what the rows rule out already: a host of the scope that is
-// unknown or not healthy. It is looked at again at the end, since a build takes
+// checkRows refuses what the rows rule out already: a kind that no host serves, a
+// host of the scope that is unknown or not healthy. It is looked at again at the end, since a build takes
 // its time.
 func (m *Master) checkRows(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest) error {
-	if len(req.DistributionScope) == 0 {
-		return nil
+	if err := m.checkKind(ctx, tx, req.InstanceType); err != nil || len(req.DistributionScope) == 0 {
+		return err
 	}
 	all, err := sandboxdb.ListHosts(ctx, tx)
 	if err == nil {

@@ -455,6 +455,13 @@ func specOf(r cubeapi.FromImageRequest, im *rootfs.Image) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if r.Network != nil {
+		network, err := json.Marshal(r.Network)
+		if err != nil {
+			return "", err
+		}
+		overrides = append(overrides, network...)
+	}
 	return template.SpecFingerprint(template.Spec{
 		ImageDigest: im.Digest, GuestSHA256: im.GuestSHA256(), CASHA256: im.CASHA256(), WritableLayerSize: r.WritableLayerSize, ExposedPorts: strings.Join(words, ":"),
 		InstanceType: r.InstanceType, NetworkType: r.NetworkType, Overrides: string(overrides),

@@ -1,11 +1,13 @@
 // Package network gives each sandbox a network namespace of its own, joined to
-// the host by one veth pair. A sandbox can answer its host and nothing more: it
-// cannot begin a connection to the host, to a neighbour or to the world. It
-// must never touch an interface, namespace or table that does not carry this
-// cubelet's tag.
+// the host by one veth pair. A sandbox can answer its host, and reach what its
+// policy permits: by default nothing, and never the host, a neighbour or the
+// control plane. It must never touch an interface, namespace or table that does
+// not carry this cubelet's tag; it turns the machine's forwarding on when the
+// first policy needs it.
 package network
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -15,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -33,12 +36,16 @@ var ErrTaken = errors.New("the address was taken meanwhile")
 
 // Pool hands out the networks of one cubelet. It is safe for concurrent use.
 type Pool struct {
-	tag    string
-	subnet netip.Prefix
+	tag     string
+	subnet  netip.Prefix
+	control []uint16
 
-	mu   sync.Mutex
-	used map[int]bool
-	next int // where the search goes on, so that addresses are not reused at once
+	changing sync.Mutex // held while rules are changed
+
+	mu    sync.Mutex
+	used  map[int]bool
+	ruled map[int]bool // those that may have rules of their own
+	next  int          // where the search goes on, so that addresses are not reused at once
 }
 
 // Network is one sandbox's.
@@ -53,8 +60,10 @@ func (n Network) Path() string { return filepath.Join(namespaces, n.Name) }
 
 // New returns the pool of the cubelet with that tag, four hex digits. Each
 // sandbox has one address of subnet; the first one is the gateway of them all.
-func New(tag string, subnet netip.Prefix) *Pool {
-	return &Pool{tag: tag, subnet: subnet.Masked(), used: map[int]bool{}, next: firstSlot}
+// The control ports are those of the control plane on machines like this one:
+// no policy opens them in a private network.
+func New(tag string, subnet netip.Prefix, control ...uint16) *Pool {
+	return &Pool{tag: tag, subnet: subnet.Masked(), control: control, used: map[int]bool{}, ruled: map[int]bool{}, next: firstSlot}
 }
 
 func (p *Pool) slots() int           { return 1<<(32-p.subnet.Bits()) - 1 } // the last is the broadcast address
@@ -303,9 +312,18 @@ func bindNew(path string) error {
 	return <-done
 }
 
-// Destroy removes a network, whole or half made, and frees its address.
+// shutTime bounds the removal of one sandbox's rules.
+const shutTime = 15 * time.Second
+
+// Destroy removes a network, whole or half made, with its rules, and frees its
+// address.
 func (p *Pool) Destroy(n Network) error {
 	if err := p.remove(n.Name, p.link(n.Slot)); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), shutTime)
+	defer cancel()
+	if err := p.shut(ctx, n); err != nil {
 		return err
 	}
 	p.Release(n)

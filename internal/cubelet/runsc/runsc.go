@@ -6,6 +6,7 @@ package runsc
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -162,8 +163,12 @@ func tail(path string) string {
 // the host is mounted.
 const upperAnnotation = "dev.gvisor.tar.rootfs.upper"
 
+// openFiles is the limit of each process unless a sandbox has its own.
+const openFiles = 1 << 20
+
 // spec is the OCI bundle. Nothing of the host is visible but the template.
 func spec(s runtime.Sandbox) *specs.Spec {
+	files := cmp.Or(s.OpenFiles, openFiles)
 	return &specs.Spec{
 		Version:     specs.Version,
 		Hostname:    s.Hostname,
@@ -173,7 +178,7 @@ func spec(s runtime.Sandbox) *specs.Spec {
 			Args: s.Args, Env: s.Env, Cwd: "/",
 			User:         specs.User{},
 			Capabilities: capabilities(),
-			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: 1 << 20, Soft: 1 << 20}},
+			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: files, Soft: files}},
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},

@@ -43,6 +43,7 @@ type Sandbox struct {
 	Hostname      string
 	Log           string // file that the runtime and the first program append to
 	Files         []File // put over RootFS before the start
+	OpenFiles     uint64 // the limit of each process; 0: the driver's own
 
 	// Join returns a command that runs inside the sandbox's limits from its
 	// first instruction.

@@ -42,6 +42,7 @@ var places = []string{
 	"master.resume.after_targets",
 	"master.sandbox_delete.after_commit",
 	"master.submit.after_commit",
+	"master.template.after_commit",
 	"rootfs.before_finish",
 	"rootfs.before_rename",
 	"rootfs.compact",

@@ -57,6 +57,11 @@ func run(what, first, second string) error {
 		spin(time.Duration(number(first)) * time.Millisecond)
 	case "fork":
 		return fork(number(first))
+	case "files":
+		var limit syscall.Rlimit
+		err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
+		fmt.Println(limit.Max)
+		return err
 	case "dial":
 		dial(first)
 	case "serve":
