@@ -9,6 +9,7 @@ var (
 	InvalidInput     = code("invalid_input", Invalid, 0, "the request breaks a rule of the interface", "correct the named field")
 	Unauthenticated  = code("unauthenticated", Anonymous, 0, "no API key, or a wrong one", "pass the key that `paddock up` printed: --api-key, PADDOCK_API_KEY, or header X-API-KEY")
 	TokenRejected    = code("token_rejected", Anonymous, 0, "the shared token between the roles is missing or wrong", "give every role the same CUBE_TEMPLATE_CALLBACK_TOKEN and PADDOCK_HOST_TOKEN")
+	TokenExpired     = code("token_expired", Anonymous, 0, "the short-lived token was right and is over", "ask for a new one: masters make one with each hand-out, users get theirs with GET /cube/rootfs-artifact?artifact_id=...&link=true")
 	TokenUnset       = code("token_unset", Unavailable, 0, "this server was started without the shared token and refuses internal calls", "set CUBE_TEMPLATE_CALLBACK_TOKEN and PADDOCK_HOST_TOKEN on every role")
 	NoSuchThing      = code("not_found", NotFound, 0, "nothing has that id", "list what exists")
 	StateConflict    = code("state_conflict", Conflict, 0, "the thing is in a state that does not accept this", "look at its state, then decide again")

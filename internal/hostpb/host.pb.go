@@ -231,7 +231,9 @@ func (x *Resources) GetSlots() int64 {
 type EnsureArtifactRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
-	// Where to fetch it; the token goes in header X-Cube-Artifact-Token.
+	// Where to fetch it; the token goes in header X-Cube-Artifact-Token. It is
+	// short-lived: token_expired means that the caller is to ask again with
+	// another one, and what was fetched is kept for it.
 	Url       string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
 	Token     string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
 	Sha256    string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
@@ -240,7 +242,12 @@ type EnsureArtifactRequest struct {
 	ManifestUrl string `protobuf:"bytes,6,opt,name=manifest_url,json=manifestUrl,proto3" json:"manifest_url,omitempty"`
 	// Hosts that hold it, as host:port of their gRPC faces: chunks are taken from
 	// these first.
-	Peers         []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	Peers []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	// With which these are asked: short-lived, like token.
+	PeerToken string `protobuf:"bytes,10,opt,name=peer_token,json=peerToken,proto3" json:"peer_token,omitempty"`
+	// With which this host checks the peer tokens of those that ask it for the
+	// artifact, once it holds it.
+	PeerKey       string `protobuf:"bytes,11,opt,name=peer_key,json=peerKey,proto3" json:"peer_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -324,6 +331,20 @@ func (x *EnsureArtifactRequest) GetPeers() []string {
 	return nil
 }
 
+func (x *EnsureArtifactRequest) GetPeerToken() string {
+	if x != nil {
+		return x.PeerToken
+	}
+	return ""
+}
+
+func (x *EnsureArtifactRequest) GetPeerKey() string {
+	if x != nil {
+		return x.PeerKey
+	}
+	return ""
+}
+
 type EnsureArtifactResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes that crossed the wire for this call; 0 when it was held already.
@@ -390,7 +411,8 @@ func (x *EnsureArtifactResponse) GetLocalBytes() int64 {
 type ReadArtifactRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
-	Token      string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// The peer token.
+	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// Which bytes are meant: an id may come to name others.
 	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	Offset        int64  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
@@ -1982,7 +2004,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\tmem_bytes\x18\x02 \x01(\x03R\bmemBytes\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12\x14\n" +
-	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xd0\x01\n" +
+	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\x8a\x02\n" +
 	"\x15EnsureArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\x12\x10\n" +
@@ -1992,7 +2014,11 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12!\n" +
 	"\fmanifest_url\x18\x06 \x01(\tR\vmanifestUrl\x12\x14\n" +
-	"\x05peers\x18\a \x03(\tR\x05peers\"}\n" +
+	"\x05peers\x18\a \x03(\tR\x05peers\x12\x1d\n" +
+	"\n" +
+	"peer_token\x18\n" +
+	" \x01(\tR\tpeerToken\x12\x19\n" +
+	"\bpeer_key\x18\v \x01(\tR\apeerKey\"}\n" +
 	"\x16EnsureArtifactResponse\x12#\n" +
 	"\rfetched_bytes\x18\x01 \x01(\x03R\ffetchedBytes\x12\x1d\n" +
 	"\n" +

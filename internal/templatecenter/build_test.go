@@ -484,7 +484,7 @@ func TestArtifactsLiveInS3(t *testing.T) {
 	if out.StorageBackend != "s3" || out.Ext4Path != "art/"+out.ObjectKey {
 		t.Errorf("outcome %+v", out)
 	}
-	status, body, _ := r.download(http.MethodGet, out.ArtifactID, "dl-"+out.ArtifactID, nil)
+	status, body, _ := r.download(http.MethodGet, out.ArtifactID, r.ticket(out.ArtifactID), nil)
 	if status != http.StatusOK || sum(body) != out.Ext4SHA256 {
 		t.Errorf("download: %d, %d bytes", status, len(body))
 	}

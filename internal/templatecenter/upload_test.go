@@ -49,7 +49,7 @@ func (r *rig) fetch(id string) []byte {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	req.Header.Set(cubeapi.HeaderArtifactToken, r.artifact(id).Token)
+	req.Header.Set(cubeapi.HeaderArtifactToken, r.ticket(id))
 	a, err := http.DefaultClient.Do(req)
 	if err != nil {
 		r.t.Fatal(err)
