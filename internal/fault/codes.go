@@ -72,6 +72,7 @@ var (
 	BuildStalled      = code("build_stalled", Unavailable, 0, "nobody reported on the job for too long; its builder has probably ended", "submit the image again")
 	CredentialsLost   = code("credentials_lost", Unavailable, 0, "the master that had the registry's credentials ended before a builder took them; they are never stored", "submit the image again")
 	CredentialsNeeded = code("credentials_needed", Invalid, 0, "the image was pulled with credentials, which are never stored, and must be pulled again", "pass registry_username and registry_password with the redo: `paddock tpl redo --registry-username`")
+	BytesElsewhere    = code("bytes_elsewhere", Unavailable, 0, "the artifact's bytes are not in the store that this template centre looks at, and another store has or had them", "give all template centres one artifact_store; if that store is lost for good, write its name, which the message has behind dir:, to .store-id in the directory of artifacts")
 	BytesLost         = code("artifact_lost", Conflict, 0, "neither the artifact store nor a local directory has the bytes of this artifact", "build them again with `paddock tpl redo`")
 	BuildInProgress   = code("attempt_in_progress", Conflict, 0, "another job works on this template", "wait for it, or watch it with `paddock tpl watch`")
 	AliasInvalid      = code("alias_invalid", Invalid, 0, "an alias is 1-64 of a-z, 0-9 and -, begins with a letter or digit, and not with tpl- or snap-", "choose another alias")

@@ -37,14 +37,14 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		// Bytes that were not moved there yet are in the directory of before.
 		if err := c.lead(w, r, s, a); err == nil || c.legacy == nil || !errors.Is(err, fault.ArtifactNotFound) {
 			if err != nil {
-				serve.WriteError(w, r, err)
+				serve.WriteError(w, r, c.absence(r.Context(), a, err))
 			}
 			return
 		}
 	}
 	data, info, err := c.openBytes(r.Context(), objectKey(a.ID))
 	if err != nil {
-		serve.WriteError(w, r, err)
+		serve.WriteError(w, r, c.absence(r.Context(), a, err))
 		return
 	}
 	defer data.Close()

@@ -302,7 +302,8 @@ func (c *Center) unstore(ctx context.Context, id template.ArtifactID) {
 	if _, found, err := c.row(ctx, id); err != nil || found {
 		return // the sweep looks again
 	}
-	if err := errors.Join(c.abortUploadsOf(ctx, id), c.discard(ctx, id)); err != nil {
+	forget := c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.ForgetStore(ctx, tx, id) })
+	if err := errors.Join(forget, c.abortUploadsOf(ctx, id), c.discard(ctx, id)); err != nil {
 		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", string(id)), slog.String("error", err.Error()))
 	}
 }
@@ -374,6 +375,9 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 			return done, err
 		}
 	}
+	if err := c.noteStore(ctx, id, c.keep); err != nil {
+		return done, err
+	}
 	if err := c.storeReceipt(ctx, id, res.Receipt, file+".receipt"); err != nil {
 		return done, err
 	}
@@ -424,8 +428,14 @@ func (c *Center) reusable(ctx context.Context, id template.ArtifactID) (*templat
 		return nil, nil
 	}
 	info, _, err := c.statBytes(ctx, objectKey(id))
-	if errors.Is(err, fault.ArtifactNotFound) || err == nil && info.Size != a.SizeBytes {
-		return nil, nil
+	if err == nil {
+		err = sameSize(a, info)
+	}
+	if errors.Is(err, fault.ArtifactNotFound) || errors.Is(err, fault.ArtifactCorrupt) {
+		// Others may have it whole: then it is neither built again nor written here.
+		if err = c.absence(ctx, a, fault.New(fault.ArtifactNotFound, "artifact %s", id)); errors.Is(err, fault.ArtifactNotFound) {
+			return nil, nil
+		}
 	}
 	return &a, err
 }

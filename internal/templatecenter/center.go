@@ -50,6 +50,7 @@ type accounted interface {
 	Location(key string) string
 	Free(ctx context.Context) (int64, error)
 	List(ctx context.Context, each func(key string, i artifact.Info) error) error
+	identified
 }
 
 // Board shows how far pulls are to whoever looks. Losing it breaks nothing.
