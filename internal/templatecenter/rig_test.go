@@ -442,7 +442,9 @@ func (r *rig) left() (work, kept []string) {
 			r.t.Fatal(err)
 		}
 		for _, e := range list {
-			*into = append(*into, e.Name())
+			if e.Name() != ".store-id" { // a store is never without it
+				*into = append(*into, e.Name())
+			}
 		}
 	}
 	return work, kept
