@@ -54,7 +54,11 @@ func OpenDir(path string) (*Dir, error) {
 	if err := removePartial(path); err != nil {
 		return nil, fault.Wrap(fault.DataDir, err, "artifact_store.dir %s", path)
 	}
-	return &Dir{path}, nil
+	d := &Dir{path}
+	if err := d.name(); err != nil && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) { // a full one still serves
+		return nil, fault.Wrap(fault.DataDir, err, "artifact_store.dir %s", path)
+	}
+	return d, nil
 }
 
 // FindDir returns the store in the directory at path, or nil if there is no

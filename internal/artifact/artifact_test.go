@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -85,7 +86,9 @@ func names(t *testing.T, path string) []string {
 	}
 	var n []string
 	for _, e := range list {
-		n = append(n, e.Name())
+		if e.Name() != ".store-id" { // a store is never without it
+			n = append(n, e.Name())
+		}
 	}
 	return n
 }
@@ -116,13 +119,14 @@ func TestOpenDirRemovesWhatACrashLeft(t *testing.T) {
 func TestALostDirectoryIsNoLostArtifact(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "store")
 	d := openDir(t, path)
-	if err := os.Remove(path); err != nil {
+	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)
 	}
 	_, err := d.Stat(t.Context(), "k")
 	_, _, openErr := d.Open(t.Context(), "k")
 	_, freeErr := d.Free(t.Context())
-	for _, err := range []error{err, openErr, freeErr, d.Remove(t.Context(), "k")} {
+	_, nameErr := d.Identity(t.Context())
+	for _, err := range []error{err, openErr, freeErr, nameErr, d.Remove(t.Context(), "k")} {
 		if !errors.Is(err, fault.StoreUnavailable) {
 			t.Errorf("error %v", err)
 		}
@@ -242,5 +246,47 @@ func TestAnS3OutageIsNoLoss(t *testing.T) {
 				t.Errorf("the file is gone although it was not stored: %v", err)
 			}
 		})
+	}
+}
+
+// A directory has one name, whoever opens it and wherever it is: of several who
+// come at once one gives it. Without it, or with another's word, it has none.
+func TestADirectoryHasOneName(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "store")
+	seen := make([]string, 8)
+	var all sync.WaitGroup
+	for i := range seen {
+		all.Go(func() {
+			d, err := artifact.OpenDir(path)
+			if err == nil {
+				seen[i], err = d.Identity(t.Context())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if slices.Sort(seen); seen[0] != seen[7] || !strings.HasPrefix(seen[0], "dir:store-") {
+		t.Fatalf("names: %v", seen)
+	}
+	moved := filepath.Join(t.TempDir(), "moved")
+	if err := os.Rename(path, moved); err != nil {
+		t.Fatal(err)
+	}
+	if name, err := openDir(t, moved).Identity(t.Context()); err != nil || name != seen[0] {
+		t.Errorf("moved: %q, %v", name, err)
+	}
+	if name, err := openDir(t, path).Identity(t.Context()); err != nil || name == seen[0] {
+		t.Errorf("a new one: %q, %v", name, err)
+	}
+	if n := names(t, path); len(n) > 0 {
+		t.Errorf("left: %v", n)
+	}
+	if err := os.WriteFile(filepath.Join(path, ".store-id"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openDir(t, path).Identity(t.Context()); !errors.Is(err, fault.StoreUnavailable) {
+		t.Errorf("an empty name: %v", err)
 	}
 }

@@ -163,6 +163,13 @@ func NewReportClient(base, token string) *ReportClient {
 	return &ReportClient{newCaller(base, HeaderCallbackToken, token, "master")}
 }
 
+// With is a client that shows another token.
+func (c *ReportClient) With(token string) *ReportClient {
+	d := *c
+	d.secret = token
+	return &d
+}
+
 // Job tells of one job.
 func (c *ReportClient) Job(ctx context.Context, jobID string, r JobReport) error {
 	return c.call(ctx, http.MethodPost, strings.Replace(PathJobStatus, "{job_id}", url.PathEscape(jobID), 1), r, nil)

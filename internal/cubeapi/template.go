@@ -66,7 +66,16 @@ type Limit struct {
 // JobAnswer carries one job.
 type JobAnswer struct {
 	Envelope
-	Job *Job `json:"job,omitempty"`
+	Job      *Job      `json:"job,omitempty"`
+	Download *Download `json:"download,omitempty"` // only when it was asked for
+}
+
+// Download is leave to fetch an artifact's bytes for a while: by URL, with Token
+// in the header X-Cube-Artifact-Token or as the parameter token.
+type Download struct {
+	URL       string `json:"url"`
+	Token     string `json:"token"`
+	ExpiresAt string `json:"expires_at"` // RFC 3339, UTC
 }
 
 // Job is a job as shown. Zero values are left out.
@@ -109,7 +118,7 @@ type Job struct {
 	UpdatedAt          string           `json:"updated_at,omitempty"`
 }
 
-// Artifact is an artifact as shown. Its download token is not.
+// Artifact is an artifact as shown, without anything secret.
 type Artifact struct {
 	ArtifactID        string `json:"artifact_id"`
 	ContentKey        string `json:"content_key,omitempty"`

@@ -87,6 +87,15 @@ func (c *Client) Artifact(ctx context.Context, id string) (*Artifact, error) {
 	return a.Job.Artifact, nil
 }
 
+// ArtifactDownload returns leave to fetch an artifact's bytes for a while.
+func (c *Client) ArtifactDownload(ctx context.Context, id string) (Download, error) {
+	var a JobAnswer
+	if err := c.call(ctx, http.MethodGet, PathRootfsArtifact+"?link=true&artifact_id="+url.QueryEscape(id), nil, &a); err != nil || a.Download == nil {
+		return Download{}, err
+	}
+	return *a.Download, nil
+}
+
 // Health reports whether the master answers at all.
 func (c *Client) Health(ctx context.Context) error {
 	return c.call(ctx, http.MethodGet, PathMasterHealth, nil, nil)

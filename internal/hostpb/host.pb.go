@@ -231,7 +231,9 @@ func (x *Resources) GetSlots() int64 {
 type EnsureArtifactRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
-	// Where to fetch it; the token goes in header X-Cube-Artifact-Token.
+	// Where to fetch it; the token goes in header X-Cube-Artifact-Token. It is
+	// short-lived: token_expired means that the caller is to ask again with
+	// another one, and what was fetched is kept for it.
 	Url       string `protobuf:"bytes,2,opt,name=url,proto3" json:"url,omitempty"`
 	Token     string `protobuf:"bytes,3,opt,name=token,proto3" json:"token,omitempty"`
 	Sha256    string `protobuf:"bytes,4,opt,name=sha256,proto3" json:"sha256,omitempty"`
@@ -241,6 +243,11 @@ type EnsureArtifactRequest struct {
 	// Hosts that hold it, as host:port of their gRPC faces: chunks are taken from
 	// these first.
 	Peers []string `protobuf:"bytes,7,rep,name=peers,proto3" json:"peers,omitempty"`
+	// With which these are asked: short-lived, like token.
+	PeerToken string `protobuf:"bytes,10,opt,name=peer_token,json=peerToken,proto3" json:"peer_token,omitempty"`
+	// With which this host checks the peer tokens of those that ask it for the
+	// artifact, once it holds it.
+	PeerKey string `protobuf:"bytes,11,opt,name=peer_key,json=peerKey,proto3" json:"peer_key,omitempty"`
 	// The sha256 of the chunk manifest, in hex: one that has it is as good as the
 	// sha256 of the whole, which is then not computed. Empty: it is.
 	ManifestSha256 string `protobuf:"bytes,12,opt,name=manifest_sha256,json=manifestSha256,proto3" json:"manifest_sha256,omitempty"`
@@ -327,6 +334,20 @@ func (x *EnsureArtifactRequest) GetPeers() []string {
 	return nil
 }
 
+func (x *EnsureArtifactRequest) GetPeerToken() string {
+	if x != nil {
+		return x.PeerToken
+	}
+	return ""
+}
+
+func (x *EnsureArtifactRequest) GetPeerKey() string {
+	if x != nil {
+		return x.PeerKey
+	}
+	return ""
+}
+
 func (x *EnsureArtifactRequest) GetManifestSha256() string {
 	if x != nil {
 		return x.ManifestSha256
@@ -400,7 +421,8 @@ func (x *EnsureArtifactResponse) GetLocalBytes() int64 {
 type ReadArtifactRequest struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	ArtifactId string                 `protobuf:"bytes,1,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
-	Token      string                 `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
+	// The peer token.
+	Token string `protobuf:"bytes,2,opt,name=token,proto3" json:"token,omitempty"`
 	// Which bytes are meant: an id may come to name others.
 	Sha256        string `protobuf:"bytes,3,opt,name=sha256,proto3" json:"sha256,omitempty"`
 	Offset        int64  `protobuf:"varint,4,opt,name=offset,proto3" json:"offset,omitempty"`
@@ -2142,7 +2164,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\tmem_bytes\x18\x02 \x01(\x03R\bmemBytes\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x03 \x01(\x03R\tdiskBytes\x12\x14\n" +
-	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xf9\x01\n" +
+	"\x05slots\x18\x04 \x01(\x03R\x05slots\"\xb3\x02\n" +
 	"\x15EnsureArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\x12\x10\n" +
@@ -2152,7 +2174,11 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"size_bytes\x18\x05 \x01(\x03R\tsizeBytes\x12!\n" +
 	"\fmanifest_url\x18\x06 \x01(\tR\vmanifestUrl\x12\x14\n" +
-	"\x05peers\x18\a \x03(\tR\x05peers\x12'\n" +
+	"\x05peers\x18\a \x03(\tR\x05peers\x12\x1d\n" +
+	"\n" +
+	"peer_token\x18\n" +
+	" \x01(\tR\tpeerToken\x12\x19\n" +
+	"\bpeer_key\x18\v \x01(\tR\apeerKey\x12'\n" +
 	"\x0fmanifest_sha256\x18\f \x01(\tR\x0emanifestSha256\"}\n" +
 	"\x16EnsureArtifactResponse\x12#\n" +
 	"\rfetched_bytes\x18\x01 \x01(\x03R\ffetchedBytes\x12\x1d\n" +

@@ -47,7 +47,7 @@ type HostServiceClient interface {
 	// are in place.
 	EnsureArtifact(ctx context.Context, in *EnsureArtifactRequest, opts ...grpc.CallOption) (*EnsureArtifactResponse, error)
 	// ReadArtifact streams a part of an artifact to another host, which shows the
-	// artifact's token as well as the host token.
+	// artifact's peer token as well as the host token.
 	ReadArtifact(ctx context.Context, in *ReadArtifactRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadArtifactResponse], error)
 	// RemoveArtifact removes an artifact. Absent is success; in use by a sandbox
 	// is FAILED_PRECONDITION.
@@ -233,7 +233,7 @@ type HostServiceServer interface {
 	// are in place.
 	EnsureArtifact(context.Context, *EnsureArtifactRequest) (*EnsureArtifactResponse, error)
 	// ReadArtifact streams a part of an artifact to another host, which shows the
-	// artifact's token as well as the host token.
+	// artifact's peer token as well as the host token.
 	ReadArtifact(*ReadArtifactRequest, grpc.ServerStreamingServer[ReadArtifactResponse]) error
 	// RemoveArtifact removes an artifact. Absent is success; in use by a sandbox
 	// is FAILED_PRECONDITION.

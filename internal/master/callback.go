@@ -96,7 +96,7 @@ func admit(ctx context.Context, tx *store.Tx, id template.JobID, rep cubeapi.Job
 	if rep.Holder != "" || rep.Epoch != 0 {
 		return tx.Guard(ctx, lease.Fence{Subject: template.BuildSubject(id), Holder: rep.Holder, Epoch: lease.Epoch(rep.Epoch)})
 	}
-	hold, l, err := templatedb.HoldOf(ctx, tx, id)
+	hold, l, err := templatedb.HoldOf(ctx, tx, template.Job{ID: id})
 	if err == nil && hold != template.Unheld {
 		err = fault.New(fault.StaleController, "job %s is the %d. builder's, the report names none", id, l.Epoch)
 	}

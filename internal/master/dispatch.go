@@ -236,7 +236,7 @@ func (m *Master) failQueued(ctx context.Context, id template.JobID, why error) e
 		if err != nil || j.State != template.JobQueued {
 			return err
 		}
-		if hold, _, err := templatedb.HoldOf(ctx, tx, id); err != nil || hold == template.Held {
+		if hold, _, err := templatedb.HoldOf(ctx, tx, j); err != nil || hold == template.Held {
 			return err // it was begun, and nobody has said so yet
 		}
 		d := fault.DetailOf(why)

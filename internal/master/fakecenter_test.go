@@ -43,6 +43,7 @@ type fakeCenter struct {
 	keep      error        // answers a delete so
 	flavour   string       // makes equal images other bytes
 	stating   error        // answers a question for bytes so
+	elsewhere bool         // absent bytes are in another store
 	statingOf string       // only of this artifact
 	legacy    bool         // the bytes are in the directory of before
 	moving    func() error // before bytes are moved

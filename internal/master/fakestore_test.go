@@ -24,6 +24,9 @@ func (c *fakeCenter) jobs() int {
 func (c *fakeCenter) shown(id, status string) (cubeapi.TCArtifactAnswer, error) {
 	data, ok := c.bytes[id]
 	if !ok {
+		if c.elsewhere {
+			return cubeapi.TCArtifactAnswer{}, fault.New(fault.BytesElsewhere, "artifact %s", id)
+		}
 		return cubeapi.TCArtifactAnswer{}, fault.New(fault.ArtifactNotFound, "artifact %s", id)
 	}
 	a := cubeapi.TCArtifactAnswer{Status: status, ArtifactID: id, Backend: "dir", ObjectKey: id + ".ext4", SizeBytes: int64(len(data)), Legacy: c.legacy}

@@ -217,7 +217,7 @@ func (m *Master) moveBytes(ctx context.Context, a template.Artifact) (cubeapi.TC
 		return cubeapi.TCArtifactAnswer{}, fault.Wrap(fault.BytesLost, err, "artifact %s", a.ID)
 	}
 	s, err := m.center.MoveArtifact(ctx, string(a.ID))
-	if errors.Is(err, fault.ArtifactNotFound) {
+	if errors.Is(err, fault.ArtifactNotFound) || errors.Is(err, fault.BytesElsewhere) && m.onOwnDisk(a) {
 		s, err = m.upload(ctx, a)
 	}
 	switch {
@@ -437,7 +437,7 @@ func (m *Master) planMigrate(ctx context.Context, req cubeapi.MigrateRequest) (*
 	defer cancel()
 	s, err := m.center.StatArtifact(ctx, string(a.ID), false)
 	switch {
-	case errors.Is(err, fault.ArtifactNotFound) && m.onOwnDisk(a):
+	case (errors.Is(err, fault.ArtifactNotFound) || errors.Is(err, fault.BytesElsewhere)) && m.onOwnDisk(a):
 		return p, nil
 	case errors.Is(err, fault.ArtifactNotFound):
 		return nil, fault.New(fault.BytesLost, "artifact %s", a.ID)

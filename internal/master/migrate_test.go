@@ -126,8 +126,14 @@ func withDir(dir string) func(*config.Config) {
 	return func(c *config.Config) { c.ArtifactStore.Dir = dir }
 }
 
-// Bytes on the master's own disk are uploaded, and the file goes afterwards.
+// Bytes on the master's own disk are uploaded, and the file goes afterwards:
+// whether the template centre calls them gone, or another store's.
 func TestAMoveUploadsWhatIsOnTheMastersDisk(t *testing.T) {
+	t.Run("gone", func(t *testing.T) { moveUploads(t, false) })
+	t.Run("elsewhere", func(t *testing.T) { moveUploads(t, true) })
+}
+
+func moveUploads(t *testing.T, elsewhere bool) {
 	dir := t.TempDir()
 	r := newRig(t, sqlite(t), withDir(dir))
 	r.start()
@@ -136,6 +142,7 @@ func TestAMoveUploadsWhatIsOnTheMastersDisk(t *testing.T) {
 	file := filepath.Join(dir, made.ArtifactID+".ext4")
 	var data []byte
 	r.center.set(func(c *fakeCenter) {
+		c.elsewhere = elsewhere
 		data = c.bytes[made.ArtifactID]
 		delete(c.bytes, made.ArtifactID)
 	})

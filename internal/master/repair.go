@@ -320,9 +320,12 @@ func (m *Master) probe(ctx context.Context, a template.Artifact, verify bool) (s
 	defer cancel()
 	s, err := m.center.StatArtifact(ctx, string(a.ID), verify)
 	switch {
-	case errors.Is(err, fault.ArtifactNotFound):
-		if m.onOwnDisk(a) {
+	case errors.Is(err, fault.ArtifactNotFound), errors.Is(err, fault.BytesElsewhere):
+		switch {
+		case m.onOwnDisk(a):
 			return bytesHere, "", nil
+		case errors.Is(err, fault.BytesElsewhere):
+			return 0, "", err
 		}
 		return bytesGone, fmt.Sprintf("the artifact store has lost the bytes of %s", a.ID), nil
 	case err != nil:

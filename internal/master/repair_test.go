@@ -393,8 +393,10 @@ func TestWhatCannotBeToldChangesNothing(t *testing.T) {
 		}()
 		wait(t, "some rounds", asked)
 	}
-	r.center.set(func(c *fakeCenter) { c.stating = fault.New(fault.StoreUnavailable, "bucket") })
-	rounds()
+	for _, code := range []*fault.Code{fault.StoreUnavailable, fault.BytesElsewhere} {
+		r.center.set(func(c *fakeCenter) { c.stating = fault.New(code, "bucket") })
+		rounds()
+	}
 	r.center.front.hide()
 	rounds()
 	if now := r.everything(); now != before {

@@ -21,6 +21,7 @@ import (
 const (
 	byUser  = "apiKey"
 	byRole  = "roleToken"
+	byJob   = "jobToken"
 	byHost  = "hostToken"
 	byBytes = "artifactToken" // checked by the template centre
 )
@@ -61,10 +62,10 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateGC, Tag: templates, Summary: "Lets artifacts go that nobody needs, or says which these are.", In: openapi.Body{Value: cubeapi.GCRequest{}, Optional: true}, Out: js(cubeapi.GCAnswer{}), Security: byUser}, h(m.serveGC), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTemplateCompat, Tag: templates, Summary: "How far templates are behind what would be made today.", Out: js(cubeapi.CompatAnswer{}), Security: byUser}, asMaster, true},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateCompat, Tag: templates, Summary: "Looks at hosts anew, or takes today's guest for one that nobody noted.", In: js(cubeapi.CompatRequest{}), Out: js(cubeapi.CompatActionAnswer{}), Security: byUser}, asMaster, true},
-		{openapi.Operation{Method: "GET", Path: cubeapi.PathRootfsArtifact, Tag: templates, Summary: "What is known of an artifact, without its bytes.", Params: []openapi.Param{must("artifact_id")}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveArtifact), false},
-		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: templates, Summary: "The bytes of an artifact, whole or in part.", Params: []openapi.Param{must("artifact_id"), q("token", "the artifact's token, when no header has it"), {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, toCenter, true},
-		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: templates, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{must("artifact_id"), q("token", "the artifact's token, when no header has it")}, Out: openapi.Bytes("application/json"), Security: byBytes}, toCenter, true},
-		{openapi.Operation{Method: "POST", Path: cubeapi.PathJobStatus, Tag: templates, Summary: "The template centre's word of a job.", In: js(cubeapi.JobReport{}), Out: js(cubeapi.TCAnswer{}), Security: byRole}, h(m.serveReport), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathRootfsArtifact, Tag: templates, Summary: "What is known of an artifact, without its bytes.", Params: []openapi.Param{must("artifact_id"), {Name: "link", What: "true: with leave to download the bytes for a while", Type: "boolean"}}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveArtifact), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: templates, Summary: "The bytes of an artifact, whole or in part.", Params: []openapi.Param{must("artifact_id"), q("token", "the short-lived token, when no header has it"), {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, toCenter, true},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: templates, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{must("artifact_id"), q("token", "the short-lived token, when no header has it")}, Out: openapi.Bytes("application/json"), Security: byBytes}, toCenter, true},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathJobStatus, Tag: templates, Summary: "The template centre's word of a job.", In: js(cubeapi.JobReport{}), Out: js(cubeapi.TCAnswer{}), Security: byJob}, h(m.serveReport), false},
 
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandbox, Tag: sandboxes, Summary: "Makes a sandbox; answers when it is usable.", In: js(cubeapi.SandboxCreateRequest{}), Out: js(cubeapi.SandboxAnswer{}), Security: byUser}, h(m.serveCreate), false},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandboxPreview, Tag: sandboxes, Summary: "What a create would do; nothing is made.", In: js(cubeapi.SandboxCreateRequest{}), Out: js(cubeapi.PreviewAnswer{}), Security: byUser}, h(m.servePreview), false},
@@ -98,9 +99,10 @@ func document(table []route) openapi.Document {
 		Title: "Paddock master", What: "The control plane of templates, sandboxes and hosts.", Refusal: cubeapi.Envelope{},
 		Schemes: map[string]openapi.Scheme{
 			byUser:  {Headers: []string{cubeapi.HeaderAPIKey, "Authorization"}, What: "The API key of users."},
+			byJob:   {Headers: []string{cubeapi.HeaderCallbackToken}, What: "A short-lived token of one job, or the token that master and template centre share."},
 			byRole:  {Headers: []string{cubeapi.HeaderCallbackToken}, What: "The token that master and template centre share."},
 			byHost:  {Headers: []string{cubeapi.HeaderHostToken}, What: "The token that masters and cubelets share."},
-			byBytes: {Headers: []string{cubeapi.HeaderArtifactToken}, What: "The token of one artifact."},
+			byBytes: {Headers: []string{cubeapi.HeaderArtifactToken}, What: "A short-lived token for the bytes of one artifact."},
 		},
 	}
 	for _, r := range table {
@@ -123,6 +125,7 @@ func (m *Master) routes(reg *prometheus.Registry) (http.Handler, error) {
 	gates := map[string]func(http.Handler) http.Handler{
 		byUser:  auth.RequireAPIKey(a.APIKey, a.InsecureOpen),
 		byRole:  auth.RequireToken(cubeapi.HeaderCallbackToken, a.CallbackToken, a.InsecureOpen),
+		byJob:   m.requireReportTicket,
 		byHost:  auth.RequireToken(cubeapi.HeaderHostToken, a.HostToken, a.InsecureOpen),
 		byBytes: func(h http.Handler) http.Handler { return h },
 		"":      func(h http.Handler) http.Handler { return h },

@@ -53,7 +53,7 @@ var contract = []string{
 	"POST /cube/template/redo apiKey",
 	"POST /internal/meta/nodes/register hostToken",
 	"POST /internal/meta/nodes/{node_id}/status hostToken",
-	"POST /internal/template/jobs/{job_id}/status roleToken",
+	"POST /internal/template/jobs/{job_id}/status jobToken",
 	"PUT /cube/sandbox/files apiKey",
 	"PUT /cube/template/{template_id}/alias apiKey",
 	"PUT /internal/meta/nodes/{node_id}/isolation apiKey",

@@ -266,7 +266,8 @@ func (m *Master) moveAlias(ctx context.Context, tx *store.Tx, name, alias string
 }
 
 func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {
-	id := r.URL.Query().Get("artifact_id")
+	q := r.URL.Query()
+	id := q.Get("artifact_id")
 	if id == "" {
 		serve.WriteError(w, r, fault.New(fault.InvalidInput, "artifact_id is missing"))
 		return
@@ -274,6 +275,9 @@ func (m *Master) serveArtifact(w http.ResponseWriter, r *http.Request) {
 	answer := cubeapi.JobAnswer{Envelope: cubeapi.OK(requestID(r))}
 	err := m.db.View(r.Context(), func(tx *store.Tx) error {
 		a, err := templatedb.GetArtifact(r.Context(), tx, template.ArtifactID(id))
+		if err == nil && q.Get("link") == "true" {
+			answer.Download, err = m.linkTo(a, tx.Now)
+		}
 		answer.Job = &cubeapi.Job{ArtifactID: id, ArtifactStatus: cubeapi.ArtifactStatus.Word(a.State), Artifact: showArtifact(a)}
 		return err
 	})

@@ -2,7 +2,6 @@ package master
 
 import (
 	"context"
-	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -135,15 +134,14 @@ func (m *Master) ensureOn(ctx context.Context, a template.Artifact, f host.Facts
 	}
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.DistributeTimeout)
 	defer cancel()
-	// From the configuration, never from a request's Host header.
-	at := func(path string) string {
-		return m.cfg.Master.DownloadBaseURL + path + "?artifact_id=" + url.QueryEscape(string(a.ID))
-	}
-	_, err = client.EnsureArtifact(bounded, &hostpb.EnsureArtifactRequest{
-		ArtifactId: string(a.ID), Token: a.Token, Sha256: a.SHA256, SizeBytes: a.SizeBytes,
-		Url: at(cubeapi.PathArtifactDownload), ManifestUrl: at(cubeapi.PathArtifactManifest), Peers: peers,
+	err = m.handOut(bounded, a, func(t tickets) error {
+		_, err := client.EnsureArtifact(bounded, &hostpb.EnsureArtifactRequest{
+			ArtifactId: string(a.ID), Token: t.download, Sha256: a.SHA256, SizeBytes: a.SizeBytes,
+			Url: m.downloadURL(cubeapi.PathArtifactDownload, a), ManifestUrl: m.downloadURL(cubeapi.PathArtifactManifest, a),
+			Peers: peers, PeerToken: t.peers, PeerKey: t.peerKey,
+		})
+		return hostFault(ctx, err, f.ID)
 	})
-	err = hostFault(ctx, err, f.ID)
 	m.endFetch(a.ID, f, err)
 	return err
 }

@@ -30,14 +30,18 @@ const (
 	Spent              // as many as a job may have, and all of them are lost
 )
 
+// maxReturns bounds how many builders that stopped are not counted.
+const maxReturns = 50
+
 // HoldOf reads the lease of a job's builder; found is false when there is none.
-func HoldOf(l lease.Lease, found bool, now time.Time) Hold {
+// returned is how many builders gave the job back: these did not die of it.
+func HoldOf(l lease.Lease, found bool, returned int, now time.Time) Hold {
 	switch {
 	case !found:
 		return Unheld
 	case l.Until.After(now):
 		return Held
-	case l.Epoch < MaxBuilders:
+	case l.Epoch < lease.Epoch(MaxBuilders+min(returned, maxReturns)):
 		return Lost
 	}
 	return Spent

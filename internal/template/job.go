@@ -27,9 +27,10 @@ const (
 type JobEvent string
 
 // The events of a job. OnJobStalled is what a sweep raises, OnJobCancelled a
-// user.
+// user, OnJobReturned a builder that stops.
 const (
 	OnJobStarted   JobEvent = "started"
+	OnJobReturned  JobEvent = "returned"
 	OnJobBuilt     JobEvent = "built"
 	OnJobResumed   JobEvent = "resumed"
 	OnJobMoving    JobEvent = "moving"
@@ -48,6 +49,7 @@ var Jobs = fsm.Must(fsm.Spec[JobState, JobEvent, fsm.None]{
 	Final:   []JobState{JobReady, JobFailed},
 	Rules: []fsm.Rule[JobState, JobEvent]{
 		{On: OnJobStarted, From: []JobState{JobQueued, JobBuilding}, To: JobBuilding},
+		{On: OnJobReturned, From: []JobState{JobQueued, JobBuilding}, To: JobQueued, Why: "its builder stops; another begins anew"},
 		{On: OnJobBuilt, From: []JobState{JobQueued, JobBuilding}, To: JobBuilt, Why: "an equal artifact may exist already"},
 		{On: OnJobResumed, From: []JobState{JobQueued, JobBuilt, JobDistributing}, To: JobDistributing, Why: "a redo begins here; again after a restart of the master"},
 		{On: OnJobMoving, From: []JobState{JobQueued, JobMigrating}, To: JobMigrating, Why: "again after a restart of the master"},
@@ -93,6 +95,7 @@ type Plan struct {
 	Scope       []string  `json:"scope,omitempty"`   // hosts, by id or address, as the request named them
 	Targets     []host.ID `json:"targets,omitempty"` // the hosts that were chosen
 	ResumePhase Phase     `json:"resume_phase,omitempty"`
+	Returned    int       `json:"returned,omitempty"` // builders that stopped and gave it back
 }
 
 // Phase is progress inside a state, for people. It never decides anything.

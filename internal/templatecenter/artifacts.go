@@ -37,14 +37,14 @@ func (c *Center) serveDownload(w http.ResponseWriter, r *http.Request) {
 		// Bytes that were not moved there yet are in the directory of before.
 		if err := c.lead(w, r, s, a); err == nil || c.legacy == nil || !errors.Is(err, fault.ArtifactNotFound) {
 			if err != nil {
-				serve.WriteError(w, r, err)
+				serve.WriteError(w, r, c.absence(r.Context(), a, err))
 			}
 			return
 		}
 	}
 	data, info, err := c.openBytes(r.Context(), objectKey(a.ID))
 	if err != nil {
-		serve.WriteError(w, r, err)
+		serve.WriteError(w, r, c.absence(r.Context(), a, err))
 		return
 	}
 	defer data.Close()
@@ -90,18 +90,34 @@ func (c *Center) admitted(r *http.Request) (a template.Artifact, err error) {
 	if given == "" {
 		return a, fault.New(fault.TokenRejected, "download of artifact %s", id)
 	}
-	a, found, err := c.row(r.Context(), template.ArtifactID(id))
+	var now time.Time // the clock by which masters make the tickets
+	err = c.db.View(r.Context(), func(tx *store.Tx) (err error) {
+		now = tx.Now
+		a, err = templatedb.GetArtifact(r.Context(), tx, template.ArtifactID(id))
+		return err
+	})
+	if err == nil {
+		err = c.checkTicket(a, given, now)
+	}
 	switch {
 	case err != nil:
 		return a, err
-	case !found:
-		return a, fault.New(fault.ArtifactNotFound, "artifact %q", id)
-	case a.Token == "" || !auth.EqualSecret(given, a.Token):
-		return a, fault.New(fault.TokenRejected, "download of artifact %s", id)
 	case a.State != template.ArtifactReady:
 		return a, fault.New(fault.ArtifactNotFound, "artifact %s is %s", id, a.State)
 	}
 	return a, nil
+}
+
+// checkTicket admits who shows a ticket for these very bytes that is not over.
+func (c *Center) checkTicket(a template.Artifact, given string, now time.Time) error {
+	key, err := auth.NewTicketKey(c.cfg.Auth.CallbackToken, a.Token, auth.ForDownload, string(a.ID), a.SHA256)
+	switch {
+	case err != nil:
+		return err
+	case a.Token == "": // then there would be no secret in the key but that of the roles
+		return fault.New(fault.TokenRejected, "download of artifact %s", a.ID)
+	}
+	return key.Check(given, now, "download of artifact "+string(a.ID))
 }
 
 // serveDelete lets an artifact's bytes go, then its row. It can be asked again.

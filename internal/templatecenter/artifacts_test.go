@@ -69,7 +69,7 @@ func (r *rig) release(artifactID string) {
 func TestDownload(t *testing.T) {
 	r := newRig(t, open(t, sqlite(t)), nil)
 	out := r.built(r.image("app", "1"))
-	good := "dl-" + out.ArtifactID
+	good := r.ticket(out.ArtifactID)
 	status, body, h := r.download(http.MethodGet, out.ArtifactID, good, nil)
 	if status != http.StatusOK || sum(body) != out.Ext4SHA256 {
 		t.Errorf("status %d, %d bytes", status, len(body))
@@ -118,13 +118,13 @@ func TestADownloadThatIsRefusedIsNever200(t *testing.T) {
 	}{
 		"no token":    {out.ArtifactID, "", 401, fault.TokenRejected},
 		"wrong token": {out.ArtifactID, "guess", 401, fault.TokenRejected},
-		"other's":     {out.ArtifactID, "dl-" + gone.ArtifactID, 401, fault.TokenRejected},
+		"other's":     {out.ArtifactID, r.ticket(gone.ArtifactID), 401, fault.TokenRejected},
 		"no id":       {"", "x", 400, fault.InvalidInput},
 		"bad id":      {"../../etc/passwd", "x", 400, fault.InvalidInput},
 		"unknown":     {"rfs-000000000000000000000000", "x", 404, fault.ArtifactNotFound},
-		"bytes gone":  {gone.ArtifactID, "dl-" + gone.ArtifactID, 404, fault.ArtifactNotFound},
-		"released":    {released.ArtifactID, "dl-" + released.ArtifactID, 404, fault.ArtifactNotFound},
-		"cut short":   {short.ArtifactID, "dl-" + short.ArtifactID, 500, fault.ArtifactCorrupt},
+		"bytes gone":  {gone.ArtifactID, r.ticket(gone.ArtifactID), 404, fault.ArtifactNotFound},
+		"released":    {released.ArtifactID, r.ticket(released.ArtifactID), 404, fault.ArtifactNotFound},
+		"cut short":   {short.ArtifactID, r.ticket(short.ArtifactID), 500, fault.ArtifactCorrupt},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, body, _ := r.download(http.MethodGet, c.id, c.token, nil)
@@ -178,7 +178,7 @@ func TestABuildFinishesADelete(t *testing.T) {
 	if second.Reused || second.ArtifactID != first.ArtifactID {
 		t.Errorf("outcome %+v", second)
 	}
-	status, body, _ := r.download(http.MethodGet, second.ArtifactID, "dl-"+second.ArtifactID, nil)
+	status, body, _ := r.download(http.MethodGet, second.ArtifactID, r.ticket(second.ArtifactID), nil)
 	if status != http.StatusOK || sum(body) != second.Ext4SHA256 {
 		t.Errorf("download: %d, %d bytes", status, len(body))
 	}

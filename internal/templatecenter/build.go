@@ -71,7 +71,7 @@ func (c *Center) accept(ctx context.Context, req cubeapi.TCBuildRequest) error {
 		if j, err = templatedb.GetJob(ctx, tx, template.JobID(req.JobID)); err != nil {
 			return err
 		}
-		hold, _, err := templatedb.HoldOf(ctx, tx, j.ID)
+		hold, _, err := templatedb.HoldOf(ctx, tx, j)
 		held = hold == template.Held
 		return err
 	})
@@ -158,11 +158,13 @@ func (c *Center) build(ctx context.Context, j claim) {
 	}
 	t.close()
 	outcome, told := "built", true
-	if err != nil {
+	if err != nil && c.queue.giveBack(ctx, j) {
+		outcome = "returned"
+	} else if err != nil {
 		outcome = fault.Of(err).Name
 		span.RecordError(err)
 		span.SetStatus(codes.Error, outcome)
-		report := c.failure(ctx, err)
+		report := c.failure(ctx, j.job, err)
 		if !errors.Is(err, fault.StaleController) { // else the job is another's to tell of
 			told = t.failed(report)
 		}
@@ -179,8 +181,10 @@ func (c *Center) build(ctx context.Context, j claim) {
 
 // failure is how the master is told. The words of an internal error stay in
 // the log.
-func (c *Center) failure(ctx context.Context, err error) cubeapi.JobReport {
+func (c *Center) failure(ctx context.Context, j template.Job, err error) cubeapi.JobReport {
 	switch {
+	case errors.Is(err, context.Canceled) && isPrivate(j):
+		err = fault.New(fault.BuildCancelled, "the template centre stopped, and with it went the credentials of the image, which are kept in its memory only: ask for the template again")
 	case errors.Is(err, context.Canceled):
 		err = fault.New(fault.BuildCancelled, "the template centre stopped")
 	case errors.Is(err, context.DeadlineExceeded): // of a part, which has a limit of its own
@@ -302,7 +306,8 @@ func (c *Center) unstore(ctx context.Context, id template.ArtifactID) {
 	if _, found, err := c.row(ctx, id); err != nil || found {
 		return // the sweep looks again
 	}
-	if err := errors.Join(c.abortUploadsOf(ctx, id), c.discard(ctx, id)); err != nil {
+	forget := c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.ForgetStore(ctx, tx, id) })
+	if err := errors.Join(forget, c.abortUploadsOf(ctx, id), c.discard(ctx, id)); err != nil {
 		c.log.WarnContext(ctx, "bytes that nobody wants not removed; the sweep will", slog.String("artifact_id", string(id)), slog.String("error", err.Error()))
 	}
 }
@@ -374,6 +379,9 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 			return done, err
 		}
 	}
+	if err := c.noteStore(ctx, id, c.keep); err != nil {
+		return done, err
+	}
 	if err := c.storeReceipt(ctx, id, res.Receipt, file+".receipt"); err != nil {
 		return done, err
 	}
@@ -424,8 +432,14 @@ func (c *Center) reusable(ctx context.Context, id template.ArtifactID) (*templat
 		return nil, nil
 	}
 	info, _, err := c.statBytes(ctx, objectKey(id))
-	if errors.Is(err, fault.ArtifactNotFound) || err == nil && info.Size != a.SizeBytes {
-		return nil, nil
+	if err == nil {
+		err = sameSize(a, info)
+	}
+	if errors.Is(err, fault.ArtifactNotFound) || errors.Is(err, fault.ArtifactCorrupt) {
+		// Others may have it whole: then it is neither built again nor written here.
+		if err = c.absence(ctx, a, fault.New(fault.ArtifactNotFound, "artifact %s", id)); errors.Is(err, fault.ArtifactNotFound) {
+			return nil, nil
+		}
 	}
 	return &a, err
 }

@@ -313,32 +313,34 @@ func TestWithoutATokenNobodyIsLetIn(t *testing.T) {
 	}
 }
 
-// A stop fails what runs, and says so although its builds are cancelled. What
-// waits goes on waiting, and is the next one's at once.
-func TestAStopFailsWhatRunsAndLeavesWhatWaits(t *testing.T) {
+// A stop gives back what runs, and counts nobody as dead. What waits goes on
+// waiting, and both are the next one's at once.
+func TestAStopGivesBackWhatRuns(t *testing.T) {
 	databases(t, func(t *testing.T, db *store.Store) {
 		r := newRig(t, db, func(d *templatecenter.Deps) { d.Config.TemplateCenter.MaxConcurrentBuilds = 1 })
+		r.stop()
 		r.gate.shut()
 		running, waiting := r.job(r.image("one", "1")), r.job(r.image("two", "2"))
-		r.submit(running)
-		r.submit(waiting)
+		r.dead(running, template.JobBuilding, template.MaxBuilders-1) // one more that is lost would be its end
+		r.start()
 		eventually(t, "the first build asks", func() bool { return r.gate.waiting() == 1 })
 		r.stop()
-		list := r.master.of(running.JobID)
-		if len(list) == 0 {
-			t.Fatal("nothing was told")
+		for _, rep := range r.master.of(running.JobID) {
+			if rep.Status != cubeapi.StatusRunning {
+				t.Errorf("it was told of %+v", rep)
+			}
 		}
-		if out := list[len(list)-1]; out.Status != cubeapi.StatusFailed || out.ErrorCode != fault.BuildCancelled.Name {
-			t.Errorf("outcome %+v", out)
+		for _, b := range []cubeapi.TCBuildRequest{running, waiting} {
+			if j := r.jobRow(b.JobID); j.State != template.JobQueued {
+				t.Errorf("job is %s: %s", j.State, j.Error)
+			}
 		}
-		if j := r.jobRow(running.JobID); j.State != template.JobFailed {
-			t.Errorf("job that ran is %s", j.State)
+		if l, _ := r.leaseOf(running); l.Epoch != template.MaxBuilders {
+			t.Errorf("lease %+v", l)
 		}
-		if j := r.jobRow(waiting.JobID); j.State != template.JobQueued || len(r.master.of(waiting.JobID)) > 0 {
-			t.Errorf("job that waits is %s", j.State)
-		}
+		left := r.jobRow(running.JobID)
 		r.update(func(ctx context.Context, tx *store.Tx) error {
-			if hold, _, err := templatedb.HoldOf(ctx, tx, template.JobID(running.JobID)); err != nil || hold != template.Lost {
+			if hold, _, err := templatedb.HoldOf(ctx, tx, left); err != nil || hold != template.Lost {
 				t.Errorf("the lease of what ran: %v, %v", hold, err)
 			}
 			l, found, err := tx.LeaseOf(ctx, template.CentersSubject)
@@ -352,10 +354,47 @@ func TestAStopFailsWhatRunsAndLeavesWhatWaits(t *testing.T) {
 		}
 		r.gate.open()
 		r.start()
-		if out := r.master.outcome(waiting.JobID); out.Status != cubeapi.StatusBuilt {
-			t.Errorf("outcome %+v", out)
+		for _, b := range []cubeapi.TCBuildRequest{running, waiting} {
+			if out := r.master.outcome(b.JobID); out.Status != cubeapi.StatusBuilt {
+				t.Errorf("outcome %+v", out)
+			}
 		}
 	})
+}
+
+// Nobody else has the credentials of a private image: its build fails when the
+// centre stops, and says why.
+func TestAStopEndsAPrivateBuild(t *testing.T) {
+	r := newRig(t, open(t, sqlite(t)), nil)
+	r.gate.shut()
+	b := r.job(r.image("one", "1"), privately)
+	r.submit(b)
+	eventually(t, "the build asks", func() bool { return r.gate.waiting() == 1 })
+	r.stop()
+	out := r.master.outcome(b.JobID)
+	if out.Status != cubeapi.StatusFailed || out.ErrorCode != fault.BuildCancelled.Name || !strings.Contains(out.ErrorMessage, "credentials") {
+		t.Errorf("outcome %+v", out)
+	}
+	if j := r.jobRow(b.JobID); j.State != template.JobFailed {
+		t.Errorf("job is %s", j.State)
+	}
+}
+
+// The others go on at once with what a centre that stops had in hand.
+func TestAnotherCentreGoesOnWhenOneStops(t *testing.T) {
+	r := newRig(t, open(t, sqlite(t)), nil)
+	r.gate.shut()
+	b := r.job(r.image("one", "1"))
+	r.submit(b)
+	eventually(t, "the build asks", func() bool { return r.gate.waiting() == 1 })
+	other := r.second()
+	r.gate.open()
+	r.stop()
+	out := r.master.outcome(b.JobID)
+	if out.Status != cubeapi.StatusBuilt {
+		t.Errorf("outcome %+v", out)
+	}
+	other.stop()
 }
 
 // TestTheMasterMayBeAwayForAWhile: reports are told again, the outcome too.
@@ -484,7 +523,7 @@ func TestArtifactsLiveInS3(t *testing.T) {
 	if out.StorageBackend != "s3" || out.Ext4Path != "art/"+out.ObjectKey {
 		t.Errorf("outcome %+v", out)
 	}
-	status, body, _ := r.download(http.MethodGet, out.ArtifactID, "dl-"+out.ArtifactID, nil)
+	status, body, _ := r.download(http.MethodGet, out.ArtifactID, r.ticket(out.ArtifactID), nil)
 	if status != http.StatusOK || sum(body) != out.Ext4SHA256 {
 		t.Errorf("download: %d, %d bytes", status, len(body))
 	}

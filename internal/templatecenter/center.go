@@ -3,8 +3,9 @@
 //
 // The rows of the jobs that wait are its queue, which several such services
 // share. The master owns every row of jobs and templates; this service tells it
-// what happens and writes a job row in two cases only: one that it takes in hand,
-// which it touches, and one that nobody has in hand any more, which it ends. It
+// what happens and writes a job row in three cases only: one that it takes in
+// hand, which it touches, one that it gives back when it stops, and one that nobody
+// has in hand any more, which it ends. It
 // must never call a host.
 package templatecenter
 
@@ -50,6 +51,7 @@ type accounted interface {
 	Location(key string) string
 	Free(ctx context.Context) (int64, error)
 	List(ctx context.Context, each func(key string, i artifact.Info) error) error
+	identified
 }
 
 // Board shows how far pulls are to whoever looks. Losing it breaks nothing.
@@ -190,8 +192,8 @@ func (c *Center) bytes() (keeper, error) {
 }
 
 // Run builds the jobs of the queue, and sweeps, until ctx ends. Then builds that
-// run are cancelled, and it returns when each has told the master, or could not
-// within ten seconds. The centre takes no work afterwards.
+// run are cancelled, and it returns when each is given back to the queue, or could
+// not within ten seconds; a private one, which nobody else can build, fails. The centre takes no work afterwards.
 func (c *Center) Run(ctx context.Context) error {
 	if err := c.open(); err != nil {
 		return err

@@ -108,7 +108,7 @@ func TestDownloadsOfEachBackend(t *testing.T) {
 			out := r.built(r.image("app", "1"))
 			link := r.url + cubeapi.PathArtifactDownload + "?artifact_id=" + out.ArtifactID
 			withToken := func(more ...string) map[string]string {
-				h := map[string]string{cubeapi.HeaderArtifactToken: "dl-" + out.ArtifactID}
+				h := map[string]string{cubeapi.HeaderArtifactToken: r.ticket(out.ArtifactID)}
 				for i := 0; i+1 < len(more); i += 2 {
 					h[more[i]] = more[i+1]
 				}
@@ -131,7 +131,7 @@ func TestDownloadsOfEachBackend(t *testing.T) {
 			if name == "s3, links" {
 				fetched = h.Get("Location")
 				u, err := url.Parse(fetched)
-				if status != http.StatusFound || err != nil || u.Query().Get("X-Amz-Expires") != "900" || strings.Contains(fetched, "dl-") || h.Get("Cache-Control") != "no-store" {
+				if status != http.StatusFound || err != nil || u.Query().Get("X-Amz-Expires") != "900" || strings.Contains(fetched, "pt1.") || h.Get("Cache-Control") != "no-store" {
 					t.Fatalf("GET: %d %v", status, h)
 				}
 				clear(head) // the link is enough
@@ -166,7 +166,7 @@ func TestDownloadsOfEachBackend(t *testing.T) {
 func (r *rig) mustServeManifest(out cubeapi.JobReport, whole []byte) {
 	r.t.Helper()
 	link := r.url + cubeapi.PathArtifactManifest + "?artifact_id=" + out.ArtifactID
-	status, b, h := r.ask(http.MethodGet, link, map[string]string{cubeapi.HeaderArtifactToken: "dl-" + out.ArtifactID})
+	status, b, h := r.ask(http.MethodGet, link, map[string]string{cubeapi.HeaderArtifactToken: r.ticket(out.ArtifactID)})
 	m, sums, err := artifact.ReadManifest(b)
 	if status != http.StatusOK || err != nil || h.Get("Content-Type") != artifact.ManifestType || m.SHA256 != out.Ext4SHA256 || m.SizeBytes != out.Ext4SizeBytes {
 		r.t.Fatalf("manifest: %d %v %v %.200s", status, err, h, b)
@@ -196,7 +196,7 @@ func TestGoneIsNotAway(t *testing.T) {
 		t.Helper()
 		link := r.url + cubeapi.PathArtifactDownload + "?artifact_id=" + id
 		for _, more := range []string{"", "&" + cubeapi.QueryRedirect + "=false"} {
-			got, b, h := r.ask(http.MethodGet, link+more, map[string]string{cubeapi.HeaderArtifactToken: "dl-" + id})
+			got, b, h := r.ask(http.MethodGet, link+more, map[string]string{cubeapi.HeaderArtifactToken: r.ticket(id)})
 			if got != status || !strings.Contains(string(b), `"`+code.Name+`"`) || h.Get("Location") != "" || h.Get("ETag") != "" {
 				t.Errorf("%s%s: %d %s", what, more, got, b)
 			}

@@ -257,7 +257,7 @@ func (q *queue) claim(ctx context.Context, job template.JobID) (c claim, ok bool
 		if err != nil {
 			return err
 		}
-		hold, _, err := templatedb.HoldOf(ctx, tx, job)
+		hold, _, err := templatedb.HoldOf(ctx, tx, j)
 		if err != nil || !j.Claimable(hold) {
 			return err
 		}
@@ -373,6 +373,39 @@ func (q *queue) release(ctx context.Context, f lease.Fence) {
 	if err != nil && !errors.Is(err, fault.StaleController) {
 		q.c.log.WarnContext(ctx, "lease not released", slog.String("subject", f.Subject), slog.String("error", err.Error()))
 	}
+}
+
+// giveBack leaves a job that is worked on to the others when this process stops:
+// it waits again, and the builder does not count as one that was lost. It reports
+// false when there is no stop, or when nobody else can build the job, which then
+// fails. What cannot be written now is another's when the lease is over.
+func (q *queue) giveBack(ctx context.Context, c claim) bool {
+	if q.ctx.Err() == nil || !errors.Is(context.Cause(ctx), context.Canceled) || isPrivate(c.job) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	err := q.c.db.Update(ctx, func(tx *store.Tx) error {
+		if err := tx.Guard(ctx, c.Fence); err != nil {
+			return err
+		}
+		j, err := templatedb.GetJob(ctx, tx, c.job.ID)
+		if err != nil {
+			return err
+		}
+		j.Plan.Returned++
+		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobReturned); err != nil {
+			return err
+		}
+		if err := templatedb.AddLog(ctx, tx, j.ID, templatedb.LogLine{At: tx.Now, Source: logSource, Line: "template centre " + c.Holder + " stops and gives the job back"}); err != nil {
+			return err
+		}
+		return tx.Release(ctx, c.Fence)
+	})
+	if err != nil && !over(err) {
+		q.c.log.WarnContext(ctx, "a job is not given back; another takes it when the lease is over", slog.String("job_id", string(c.job.ID)), slog.String("error", err.Error()))
+	}
+	return true
 }
 
 // forgetBegun drops what was handed over of jobs that wait no more.

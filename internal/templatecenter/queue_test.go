@@ -70,7 +70,7 @@ func (r *rig) dead(b cubeapi.TCBuildRequest, state template.JobState, builders i
 func (r *rig) leaseOf(b cubeapi.TCBuildRequest) (l lease.Lease, hold template.Hold) {
 	r.t.Helper()
 	r.update(func(ctx context.Context, tx *store.Tx) (err error) {
-		hold, l, err = templatedb.HoldOf(ctx, tx, template.JobID(b.JobID))
+		hold, l, err = templatedb.HoldOf(ctx, tx, template.Job{ID: template.JobID(b.JobID)})
 		return err
 	})
 	return l, hold

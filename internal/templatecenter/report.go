@@ -14,7 +14,9 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/lease"
+	"github.com/paddock-dev/paddock/internal/platform/auth"
 	"github.com/paddock-dev/paddock/internal/rootfs"
+	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 )
@@ -24,6 +26,7 @@ const (
 	reportEvery   = 800 * time.Millisecond // of pull progress
 	heartbeat     = 10 * time.Second       // in every phase
 	callTime      = 10 * time.Second       // of one report
+	ticketLife    = 2 * time.Minute        // of the token of one report
 	stopTime      = 10 * time.Second       // of all reports, once the centre stops
 	progressTries = 6
 	outcomeTries  = 12
@@ -300,7 +303,7 @@ func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error
 	pause := firstPause
 	for try := 1; ; try++ {
 		bounded, cancel := context.WithTimeout(ctx, callTime)
-		err := t.c.report.Job(bounded, t.jobID, r)
+		err := t.sendOnce(bounded, r)
 		cancel()
 		if err == nil {
 			t.toldLines(len(r.Log))
@@ -315,6 +318,24 @@ func (t *teller) send(ctx context.Context, r cubeapi.JobReport, tries int) error
 			pause = min(2*pause, longestPause)
 		}
 	}
+}
+
+// sendOnce reports with a ticket of this job, made for this report by the clock
+// that masters check it by.
+func (t *teller) sendOnce(ctx context.Context, r cubeapi.JobReport) error {
+	key, err := auth.NewTicketKey(t.c.cfg.Auth.CallbackToken, "", auth.ForReport, t.jobID)
+	if err != nil {
+		return err
+	}
+	var until time.Time
+	err = t.c.db.View(ctx, func(tx *store.Tx) error {
+		until = tx.Now.Add(ticketLife)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return t.c.report.With(key.Ticket(until)).Job(ctx, t.jobID, r)
 }
 
 // over reports whether nobody has use for a build any more: its job was deleted,

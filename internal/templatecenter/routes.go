@@ -42,8 +42,8 @@ func (c *Center) table(metrics http.Handler) []route {
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTCArtifactMove, Tag: artifacts, Summary: "Copies an artifact's bytes to the configured store.", In: js(cubeapi.TCArtifactRequest{}), Out: js(cubeapi.TCArtifactAnswer{}), Security: byRole}, h(c.serveMove)},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTCArtifactUpload, Tag: artifacts, Summary: "Takes an artifact's bytes: a form of artifact_id, an optional receipt, and file.", In: openapi.Bytes("multipart/form-data"), Out: js(cubeapi.TCArtifactAnswer{}), Security: byRole}, h(c.serveUpload)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTCReceipt, Tag: artifacts, Summary: "What an artifact was made of.", Params: []openapi.Param{id}, Out: openapi.Bytes("application/json"), Security: byRole}, h(c.serveReceipt)},
-		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: artifacts, Summary: "The bytes of an artifact, whole or in part. HEAD too.", Params: []openapi.Param{id, {Name: "token", What: "the artifact's token, when no header has it"}, {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, h(c.serveDownload)},
-		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: artifacts, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{id, {Name: "token", What: "the artifact's token, when no header has it"}}, Out: openapi.Bytes("application/json"), Security: byBytes}, h(c.serveManifest)},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactDownload, Tag: artifacts, Summary: "The bytes of an artifact, whole or in part. HEAD too.", Params: []openapi.Param{id, {Name: "token", What: "the short-lived token, when no header has it"}, {Name: "Range", Header: true}}, Out: openapi.Bytes("application/octet-stream"), Status: []int{http.StatusOK, http.StatusPartialContent, http.StatusFound}, Security: byBytes}, h(c.serveDownload)},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathArtifactManifest, Tag: artifacts, Summary: "Of which chunks an artifact is.", Params: []openapi.Param{id, {Name: "token", What: "the short-lived token, when no header has it"}}, Out: openapi.Bytes("application/json"), Security: byBytes}, h(c.serveManifest)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTemplateCompat, Tag: artifacts, Summary: "How far templates are behind what would be made today.", Out: js(cubeapi.CompatAnswer{}), Security: byRole}, h(c.serveCompat)},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathTemplateCompat, Tag: artifacts, Summary: "Looks at hosts anew, or takes today's guest for one that nobody noted.", In: js(cubeapi.CompatRequest{}), Out: js(cubeapi.CompatActionAnswer{}), Security: byRole}, h(c.serveCompatDo)},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathTCHealth, Tag: health, Summary: "200 when it can build, else 503 with what is wrong.", Out: js(cubeapi.TCAnswer{}), Status: []int{http.StatusOK, http.StatusServiceUnavailable}}, h(c.serveHealth)},
@@ -58,7 +58,7 @@ func document(table []route) openapi.Document {
 		Title: "Paddock template centre", What: "Builds artifacts of images, keeps their bytes and hands them out. It is for the other roles, not for users.", Refusal: cubeapi.Envelope{},
 		Schemes: map[string]openapi.Scheme{
 			byRole:  {Headers: []string{cubeapi.HeaderCallbackToken}, What: "The token that master and template centre share."},
-			byBytes: {Headers: []string{cubeapi.HeaderArtifactToken}, What: "The token of one artifact."},
+			byBytes: {Headers: []string{cubeapi.HeaderArtifactToken}, What: "A short-lived token for the bytes of one artifact."},
 		},
 	}
 	for _, r := range table {

@@ -44,6 +44,7 @@ func (c *Center) sweep(ctx context.Context) {
 			c.sweepStalled(ctx, template.JobBuilding, func(p template.Phase) bool { return !pulling(p) }, t.RunningStaleAfter),
 			c.finishDeletes(ctx),
 			c.removeOrphans(ctx),
+			c.noteStores(ctx),
 			c.abortUploads(ctx))
 	})
 	if err != nil && !errors.Is(err, context.Canceled) {
@@ -186,7 +187,10 @@ func (c *Center) removeOrphan(ctx context.Context, key string) error {
 			return ignoreAbsent(err)
 		}
 		c.log.WarnContext(ctx, "bytes in no book are removed", slog.String("key", key))
-		return c.keep.Remove(ctx, key)
+		if err := c.keep.Remove(ctx, key); err != nil {
+			return err
+		}
+		return c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.ForgetStore(ctx, tx, id) })
 	})
 	return err
 }

@@ -87,15 +87,6 @@ func (c *Center) rowOf(ctx context.Context, id string) (a template.Artifact, err
 	return a, err
 }
 
-// absence keeps "not here" from passing for "gone": of bytes in a store that
-// this template centre does not look at nothing is known.
-func (c *Center) absence(a template.Artifact, err error) error {
-	if errors.Is(err, fault.ArtifactNotFound) && a.Backend == "s3" && c.keep.Backend() == "dir" {
-		return fault.New(fault.StoreUnavailable, "artifact %s is in s3, and artifact_store.backend of this template centre is dir", a.ID)
-	}
-	return err
-}
-
 // serveStat says where an artifact's bytes are and how many.
 func (c *Center) serveStat(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
@@ -124,7 +115,7 @@ func (c *Center) stat(ctx context.Context, id string, verify bool) (s cubeapi.TC
 	s = c.shown(a.ID, cubeapi.BytesThere)
 	info, legacy, err := c.statBytes(ctx, objectKey(a.ID))
 	if err != nil {
-		return s, c.absence(a, err)
+		return s, c.absence(ctx, a, err)
 	}
 	s.SizeBytes, s.Legacy = info.Size, legacy
 	if verify {
@@ -199,7 +190,7 @@ func (c *Center) moveLocked(ctx context.Context, a template.Artifact) (s cubeapi
 	s = c.shown(a.ID, cubeapi.BytesReused)
 	info, legacy, err := c.statBytes(ctx, objectKey(a.ID))
 	if err != nil {
-		return s, c.absence(a, err)
+		return s, c.absence(ctx, a, err)
 	}
 	s.SizeBytes = info.Size
 	switch {
@@ -241,6 +232,9 @@ func (c *Center) copyLegacy(ctx context.Context, a template.Artifact) error {
 		return err
 	}
 	if err := fail.Point("templatecenter.before_move"); err != nil {
+		return err
+	}
+	if err := c.noteStore(ctx, a.ID, c.keep); err != nil {
 		return err
 	}
 	if err := store.Copy(ctx, objectKey(a.ID), c.legacy.Location(objectKey(a.ID))); err != nil {
@@ -340,6 +334,9 @@ func (c *Center) uploadLocked(ctx context.Context, form *multipart.Reader, a tem
 		return s, fault.New(fault.InvalidInput, "the file is empty")
 	case size != a.SizeBytes || sum != a.SHA256:
 		return s, fault.New(fault.InvalidInput, "artifact %s: the file has %d bytes and sha256 %s, its row says %d and %s", a.ID, size, sum, a.SizeBytes, a.SHA256)
+	}
+	if err := c.noteStore(ctx, a.ID, c.keep); err != nil {
+		return s, err
 	}
 	if noted {
 		if err := c.keep.Put(ctx, receiptKey(a.ID), receipt); err != nil {

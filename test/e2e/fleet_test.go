@@ -220,7 +220,7 @@ func (f *fleet) nothingLeft() {
 }
 
 // filesOf returns the files below dir, but not what an S3 server keeps of its
-// own there.
+// own there, nor what names a store.
 func filesOf(dir string) (files []string, err error) {
 	err = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
 		switch {
@@ -230,7 +230,7 @@ func filesOf(dir string) (files []string, err error) {
 			return err
 		case d.IsDir() && strings.HasPrefix(d.Name(), ".sgw"):
 			return filepath.SkipDir
-		case !d.IsDir():
+		case !d.IsDir() && isNoName(d):
 			files = append(files, path)
 		}
 		return nil

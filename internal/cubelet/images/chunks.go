@@ -40,7 +40,7 @@ func (m *Store) readManifest(ctx context.Context, r *hostpb.EnsureArtifactReques
 		return 0, err
 	})
 	if err != nil {
-		if !fault.Of(err).Class.Retry && ctx.Err() == nil {
+		if !fault.Of(err).Class.Retry && !errors.Is(err, fault.TokenExpired) && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", errUnfit, err)
 		}
 		return nil, nil, n, err

@@ -98,8 +98,8 @@ type flight struct {
 type proof struct {
 	SHA256 string `json:"sha256"`
 	Size   int64  `json:"size_bytes"`
-	// Token is the sha256 of the artifact's token: other hosts must show it.
-	Token string `json:"token_sha256,omitempty"`
+	// PeerKey checks the tokens that other hosts must show.
+	PeerKey string `json:"peer_key,omitempty"`
 }
 
 func (p proof) same(o proof) bool { return p.SHA256 == o.SHA256 && p.Size == o.Size }
@@ -199,7 +199,7 @@ func (m *Store) held(id string) (proof, bool) {
 // from. Calls for one artifact share one download, which ends early only when
 // all of them left.
 func (m *Store) Ensure(ctx context.Context, r *hostpb.EnsureArtifactRequest) (Traffic, error) {
-	id, want := r.GetArtifactId(), proof{SHA256: r.GetSha256(), Size: r.GetSizeBytes(), Token: sumOf(r.GetToken())}
+	id, want := r.GetArtifactId(), proof{SHA256: r.GetSha256(), Size: r.GetSizeBytes(), PeerKey: r.GetPeerKey()}
 	if err := template.CheckID(id); err != nil {
 		return Traffic{}, err
 	}
@@ -239,7 +239,7 @@ func (m *Store) join(ctx context.Context, r *hostpb.EnsureArtifactRequest, want 
 		if p == want {
 			return nil, true, nil
 		}
-		return nil, true, m.prove(id, want) // it was registered anew, with another token
+		return nil, true, m.prove(id, want) // it was registered anew, with another key
 	}
 	own, abort := context.WithCancel(context.WithoutCancel(ctx))
 	f = &flight{want: want, waiting: 1, abort: abort, done: make(chan struct{})}

@@ -1,10 +1,13 @@
 package images_test
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -129,7 +132,7 @@ func TestWhoMayRead(t *testing.T) {
 	_, err := h.ensure(o.wanted(id))
 	check(t, err)
 	ask := func(change func(*hostpb.ReadArtifactRequest)) error {
-		r := &hostpb.ReadArtifactRequest{ArtifactId: id, Token: token, Sha256: sumOf(b), Offset: 10, SizeBytes: chunk}
+		r := &hostpb.ReadArtifactRequest{ArtifactId: id, Token: peerKey(id).Ticket(time.Now().Add(time.Hour)), Sha256: sumOf(b), Offset: 10, SizeBytes: chunk}
 		if change != nil {
 			change(r)
 		}
@@ -147,6 +150,9 @@ func TestWhoMayRead(t *testing.T) {
 	}{
 		"no token":    {func(r *hostpb.ReadArtifactRequest) { r.Token = "" }, fault.TokenRejected},
 		"wrong token": {func(r *hostpb.ReadArtifactRequest) { r.Token += "x" }, fault.TokenRejected},
+		"store's":     {func(r *hostpb.ReadArtifactRequest) { r.Token = token }, fault.TokenRejected},
+		"over":        {func(r *hostpb.ReadArtifactRequest) { r.Token = peerKey(id).Ticket(time.Now()) }, fault.TokenExpired},
+		"another's":   {func(r *hostpb.ReadArtifactRequest) { r.Token = peerKey(otherID).Ticket(time.Now().Add(time.Hour)) }, fault.TokenRejected},
 		"another id":  {func(r *hostpb.ReadArtifactRequest) { r.ArtifactId = otherID }, fault.ArtifactNotFound},
 		"a path":      {func(r *hostpb.ReadArtifactRequest) { r.ArtifactId = "../" + id }, fault.InvalidInput},
 		"other bytes": {func(r *hostpb.ReadArtifactRequest) { r.Sha256 = sumOf(nil) }, fault.ArtifactNotFound},
@@ -159,18 +165,69 @@ func TestWhoMayRead(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, c.want.Name)
 		}
 	}
-	// An artifact that was registered anew has another token; the bytes are the
+	// An artifact that was registered anew has another key; the bytes are the
 	// same and do not travel again.
 	r := o.wanted(id)
-	r.Token = "a new one"
+	anew := peerKey("registered anew")
+	r.PeerKey = anew.Reveal()
 	if got, err := h.ensure(r); err != nil || got.Wire != 0 {
 		t.Fatalf("%+v, %v", got, err)
 	}
 	if err := ask(nil); !errors.Is(err, fault.TokenRejected) {
 		t.Errorf("the old token: %v", err)
 	}
-	check(t, ask(func(r *hostpb.ReadArtifactRequest) { r.Token = "a new one" }))
+	check(t, ask(func(r *hostpb.ReadArtifactRequest) { r.Token = anew.Ticket(time.Now().Add(time.Hour)) }))
 	// After a restart the host still knows whom to admit.
 	h = newHolder(t, h.dir)
-	check(t, ask(func(r *hostpb.ReadArtifactRequest) { r.Token = "a new one" }))
+	check(t, ask(func(r *hostpb.ReadArtifactRequest) { r.Token = anew.Ticket(time.Now().Add(time.Hour)) }))
+}
+
+// A token that is over in the middle of a download is a word for the master, not
+// the end: what came is kept for the call with the next one.
+func TestATokenThatIsOverLosesNothing(t *testing.T) {
+	for _, way := range []string{"chunks", "whole"} {
+		t.Run(way, func(t *testing.T) {
+			b := picture(1, 600)
+			o := newOrigin(t, b)
+			r := o.wanted(id)
+			if way == "whole" {
+				r.ManifestUrl = ""
+			}
+			var parts atomic.Int32
+			over := words(http.StatusUnauthorized, `{"error":{"code":"token_expired","message":"it was good until noon"}}`)
+			o.turn = func(w http.ResponseWriter, q *http.Request) {
+				switch n := parts.Add(1); {
+				case n > 20 || n > 1 && way == "whole":
+					over(w, q)
+				case way == "whole": // it breaks off, and is asked for the rest
+					w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+					_, _ = w.Write(b[:len(b)/2])
+				default:
+					http.ServeContent(w, q, "image", time.Time{}, bytes.NewReader(b))
+				}
+			}
+			h := newHolder(t, t.TempDir())
+			first, err := h.ensure(r)
+			if !errors.Is(err, fault.TokenExpired) || first.Wire == 0 {
+				t.Fatalf("%+v, %v", first, err)
+			}
+			o.mu.Lock()
+			o.turn = nil
+			o.mu.Unlock()
+			second, err := h.ensure(r)
+			check(t, err)
+			h.has(id, b)
+			manifest := int64(0)
+			if way == "chunks" {
+				manifest = int64(len(o.manifest))
+			}
+			if want := int64(len(b)) - first.Wire; way == "whole" && second.Wire != want {
+				t.Errorf("it fetched %d bytes, %d were missing", second.Wire, want)
+			}
+			// When the 21st part was asked for, at most three others were on their way.
+			if most := missing(b) - 17*chunk; way == "chunks" && second.Wire-manifest > most {
+				t.Errorf("it fetched %d bytes, at most %d were missing", second.Wire-manifest, most)
+			}
+		})
+	}
 }

@@ -45,6 +45,15 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// peerKey is what a master derives for an artifact.
+func peerKey(id string) auth.TicketKey {
+	k, err := auth.NewTicketKey("the roles' secret", token, auth.ForPeers, id)
+	if err != nil {
+		panic(err) // it depends on nothing
+	}
+	return k
+}
+
 // picture returns bytes of so many chunks and a bit, of which some are zeros
 // and two are the same.
 func picture(seed byte, chunks int) []byte {
@@ -174,7 +183,7 @@ func (o *origin) set(turn func(*origin)) {
 // wanted asks for the image by its chunks.
 func (o *origin) wanted(id string, peers ...string) *hostpb.EnsureArtifactRequest {
 	return &hostpb.EnsureArtifactRequest{
-		ArtifactId: id, Token: token, Sha256: sumOf(o.image), SizeBytes: int64(len(o.image)), Url: o.URL + "/image", ManifestUrl: o.URL + "/manifest", Peers: peers, ManifestSha256: o.said,
+		ArtifactId: id, Token: token, Sha256: sumOf(o.image), SizeBytes: int64(len(o.image)), Url: o.URL + "/image", ManifestUrl: o.URL + "/manifest", Peers: peers, PeerToken: peerKey(id).Ticket(time.Now().Add(time.Hour)), PeerKey: peerKey(id).Reveal(), ManifestSha256: o.said,
 	}
 }
 

@@ -175,7 +175,7 @@ func (m *Store) dial(r *hostpb.EnsureArtifactRequest) (list []*peer, err error) 
 			}
 			return nil, fault.Wrap(fault.InvalidInput, err, "peer %.80q of artifact %s", at, r.GetArtifactId())
 		}
-		list = append(list, &peer{m: m, address: at, conn: conn, ask: &hostpb.ReadArtifactRequest{ArtifactId: r.GetArtifactId(), Token: r.GetToken(), Sha256: r.GetSha256()}})
+		list = append(list, &peer{m: m, address: at, conn: conn, ask: &hostpb.ReadArtifactRequest{ArtifactId: r.GetArtifactId(), Token: r.GetPeerToken(), Sha256: r.GetSha256()}})
 	}
 	return list, nil
 }

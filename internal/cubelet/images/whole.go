@@ -81,9 +81,10 @@ func (m *Store) fetchWhole(ctx context.Context, r *hostpb.EnsureArtifactRequest,
 	return got, m.keep(id, part, want, nil)
 }
 
-// resumable reports whether the bytes gathered so far are worth keeping.
+// resumable reports whether the bytes gathered so far are worth keeping: also
+// when the master is to ask again with a token that is not over.
 func resumable(err error) bool {
-	return fault.Of(err).Class.Retry && !errors.Is(err, fault.DiskFull) || errors.Is(err, context.Canceled)
+	return errors.Is(err, fault.TokenExpired) || fault.Of(err).Class.Retry && !errors.Is(err, fault.DiskFull) || errors.Is(err, context.Canceled)
 }
 
 // resume takes over what an earlier call left.

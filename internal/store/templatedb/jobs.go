@@ -182,8 +182,12 @@ func writeJob(ctx context.Context, tx *store.Tx, j template.Job, to template.Job
 	if err != nil {
 		return j, err
 	}
-	n, err := tx.Exec(ctx, `UPDATE job SET state = ?, version = version + 1, phase = ?, progress = CASE WHEN progress > ? THEN progress ELSE ? END, error = ?, error_code = ?, result = ?, pull = ?, phase_times = ?, digest = ?, artifact_id = ?, spec = ?, expected_hosts = ?, ready_hosts = ?, failed_hosts = ?, changed_us = ?, spec_key = CASE WHEN ? THEN spec_key ELSE NULL END WHERE id = ? AND state = ? AND version = ?`,
-		string(to), string(j.Phase), j.Progress, j.Progress, []byte(j.Error), j.ErrorCode, bytesOf(j.Result), pull, times, []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed, tx.Now.UnixMicro(), to.Active(),
+	plan, err := json.Marshal(j.Plan)
+	if err != nil {
+		return j, err
+	}
+	n, err := tx.Exec(ctx, `UPDATE job SET state = ?, version = version + 1, phase = ?, progress = CASE WHEN progress > ? THEN progress ELSE ? END, error = ?, error_code = ?, result = ?, pull = ?, phase_times = ?, digest = ?, artifact_id = ?, spec = ?, expected_hosts = ?, ready_hosts = ?, failed_hosts = ?, changed_us = ?, plan = ?, spec_key = CASE WHEN ? THEN spec_key ELSE NULL END WHERE id = ? AND state = ? AND version = ?`,
+		string(to), string(j.Phase), j.Progress, j.Progress, []byte(j.Error), j.ErrorCode, bytesOf(j.Result), pull, times, []byte(j.Digest), string(j.ArtifactID), []byte(j.Spec), j.Expected, j.Ready, j.Failed, tx.Now.UnixMicro(), plan, to.Active(),
 		string(j.ID), string(j.State), j.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict

@@ -58,9 +58,9 @@ func StillQueued(ctx context.Context, tx *store.Tx, ids []template.JobID) (map[t
 }
 
 // HoldOf returns who has a job's build in hand, and the lease that says so.
-func HoldOf(ctx context.Context, tx *store.Tx, id template.JobID) (template.Hold, lease.Lease, error) {
-	l, found, err := tx.LeaseOf(ctx, template.BuildSubject(id))
-	return template.HoldOf(l, found, tx.Now), l, err
+func HoldOf(ctx context.Context, tx *store.Tx, j template.Job) (template.Hold, lease.Lease, error) {
+	l, found, err := tx.LeaseOf(ctx, template.BuildSubject(j.ID))
+	return template.HoldOf(l, found, j.Plan.Returned, tx.Now), l, err
 }
 
 // HoldsOf is HoldOf for several jobs, at most some hundred.
@@ -73,7 +73,7 @@ func HoldsOf(ctx context.Context, tx *store.Tx, jobs []template.Job) (map[templa
 	holds := map[template.JobID]template.Hold{}
 	for _, j := range jobs {
 		l, found := leases[template.BuildSubject(j.ID)]
-		holds[j.ID] = template.HoldOf(l, found, tx.Now)
+		holds[j.ID] = template.HoldOf(l, found, j.Plan.Returned, tx.Now)
 	}
 	return holds, err
 }

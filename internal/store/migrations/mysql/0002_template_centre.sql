@@ -53,3 +53,9 @@ CREATE TABLE IF NOT EXISTS artifact_version (
 	guest VARBINARY(64) NOT NULL,
 	noted_us BIGINT NOT NULL
 ) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS artifact_store (
+	artifact_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL PRIMARY KEY,
+	store VARBINARY(700) NOT NULL,
+	noted_us BIGINT NOT NULL
+) ENGINE=InnoDB;

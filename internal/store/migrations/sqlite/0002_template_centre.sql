@@ -77,3 +77,9 @@ CREATE TABLE IF NOT EXISTS artifact_version (
 	guest BLOB NOT NULL,
 	noted_us INTEGER NOT NULL
 ) STRICT;
+
+CREATE TABLE IF NOT EXISTS artifact_store (
+	artifact_id TEXT NOT NULL PRIMARY KEY,
+	store BLOB NOT NULL,
+	noted_us INTEGER NOT NULL
+) STRICT;
