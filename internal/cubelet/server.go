@@ -68,9 +68,14 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 	if res.GetMilliCpu() <= 0 || res.GetMemBytes() < minMem || r.GetWritableBytes() < minWritable || res.GetDiskBytes() < 0 {
 		return nil, serve.GRPCError(fault.New(fault.InvalidInput, "sandbox %s: cpu must be over 0, memory at least %d MiB, the writable layer at least %d MiB", r.GetSandboxId(), minMem>>20, minWritable>>20))
 	}
+	probe, err := probeOf(r.GetProbe())
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
 	i, err := s.c.Create(ctx, entry{
 		ID: r.GetSandboxId(), TemplateID: r.GetTemplateId(), ArtifactID: r.GetArtifactId(), Writable: r.GetWritableBytes(),
 		Resources: host.Resources{MilliCPU: res.GetMilliCpu(), MemBytes: res.GetMemBytes(), DiskBytes: res.GetDiskBytes(), Slots: 1},
+		Probe:     probe,
 		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
 	})
 	if err != nil {

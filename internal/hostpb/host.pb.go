@@ -598,12 +598,15 @@ type CreateSandboxRequest struct {
 	WritableBytes int64             `protobuf:"varint,5,opt,name=writable_bytes,json=writableBytes,proto3" json:"writable_bytes,omitempty"`
 	Envs          map[string]string `protobuf:"bytes,6,rep,name=envs,proto3" json:"envs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// The process to start beside the guest; empty: none.
-	Command       []string          `protobuf:"bytes,7,rep,name=command,proto3" json:"command,omitempty"`
-	WorkingDir    string            `protobuf:"bytes,8,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
-	User          string            `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
-	ExposedPorts  []int32           `protobuf:"varint,10,rep,packed,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"`
-	Hostname      string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Metadata      map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Command      []string          `protobuf:"bytes,7,rep,name=command,proto3" json:"command,omitempty"`
+	WorkingDir   string            `protobuf:"bytes,8,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	User         string            `protobuf:"bytes,9,opt,name=user,proto3" json:"user,omitempty"`
+	ExposedPorts []int32           `protobuf:"varint,10,rep,packed,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"`
+	Hostname     string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Metadata     map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// How the sandbox shows that its own program serves. The create returns once
+	// it has; absent: once the guest answers.
+	Probe         *Probe `protobuf:"bytes,20,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -722,6 +725,377 @@ func (x *CreateSandboxRequest) GetMetadata() map[string]string {
 	return nil
 }
 
+func (x *CreateSandboxRequest) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+// Probe asks the program of a sandbox whether it serves, again and again. The
+// host asks over the network, at the sandbox's own address and nowhere else;
+// a command runs inside.
+type Probe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Handler:
+	//
+	//	*Probe_HttpGet
+	//	*Probe_TcpSocket
+	//	*Probe_Exec
+	Handler        isProbe_Handler `protobuf_oneof:"handler"`
+	InitialDelayMs int64           `protobuf:"varint,4,opt,name=initial_delay_ms,json=initialDelayMs,proto3" json:"initial_delay_ms,omitempty"`
+	// Of the whole, after the delay.
+	TimeoutMs int64 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	PeriodMs  int64 `protobuf:"varint,6,opt,name=period_ms,json=periodMs,proto3" json:"period_ms,omitempty"`
+	// Of one try.
+	TryTimeoutMs int64 `protobuf:"varint,7,opt,name=try_timeout_ms,json=tryTimeoutMs,proto3" json:"try_timeout_ms,omitempty"`
+	// How many in a row decide.
+	SuccessThreshold int32 `protobuf:"varint,8,opt,name=success_threshold,json=successThreshold,proto3" json:"success_threshold,omitempty"`
+	FailureThreshold int32 `protobuf:"varint,9,opt,name=failure_threshold,json=failureThreshold,proto3" json:"failure_threshold,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Probe) GetHandler() isProbe_Handler {
+	if x != nil {
+		return x.Handler
+	}
+	return nil
+}
+
+func (x *Probe) GetHttpGet() *HttpGetProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_HttpGet); ok {
+			return x.HttpGet
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetTcpSocket() *TcpSocketProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_TcpSocket); ok {
+			return x.TcpSocket
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetExec() *ExecProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_Exec); ok {
+			return x.Exec
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetInitialDelayMs() int64 {
+	if x != nil {
+		return x.InitialDelayMs
+	}
+	return 0
+}
+
+func (x *Probe) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *Probe) GetPeriodMs() int64 {
+	if x != nil {
+		return x.PeriodMs
+	}
+	return 0
+}
+
+func (x *Probe) GetTryTimeoutMs() int64 {
+	if x != nil {
+		return x.TryTimeoutMs
+	}
+	return 0
+}
+
+func (x *Probe) GetSuccessThreshold() int32 {
+	if x != nil {
+		return x.SuccessThreshold
+	}
+	return 0
+}
+
+func (x *Probe) GetFailureThreshold() int32 {
+	if x != nil {
+		return x.FailureThreshold
+	}
+	return 0
+}
+
+type isProbe_Handler interface {
+	isProbe_Handler()
+}
+
+type Probe_HttpGet struct {
+	HttpGet *HttpGetProbe `protobuf:"bytes,1,opt,name=http_get,json=httpGet,proto3,oneof"`
+}
+
+type Probe_TcpSocket struct {
+	TcpSocket *TcpSocketProbe `protobuf:"bytes,2,opt,name=tcp_socket,json=tcpSocket,proto3,oneof"`
+}
+
+type Probe_Exec struct {
+	Exec *ExecProbe `protobuf:"bytes,3,opt,name=exec,proto3,oneof"`
+}
+
+func (*Probe_HttpGet) isProbe_Handler() {}
+
+func (*Probe_TcpSocket) isProbe_Handler() {}
+
+func (*Probe_Exec) isProbe_Handler() {}
+
+// HttpGetProbe succeeds with status 200 to 399. No redirect is followed.
+type HttpGetProbe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Port  int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// The Host header; empty: the sandbox's address.
+	Host          string        `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
+	Headers       []*HttpHeader `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpGetProbe) Reset() {
+	*x = HttpGetProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpGetProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpGetProbe) ProtoMessage() {}
+
+func (x *HttpGetProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpGetProbe.ProtoReflect.Descriptor instead.
+func (*HttpGetProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *HttpGetProbe) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *HttpGetProbe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HttpGetProbe) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *HttpGetProbe) GetHeaders() []*HttpHeader {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+type HttpHeader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpHeader) Reset() {
+	*x = HttpHeader{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpHeader) ProtoMessage() {}
+
+func (x *HttpHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpHeader.ProtoReflect.Descriptor instead.
+func (*HttpHeader) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *HttpHeader) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HttpHeader) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// TcpSocketProbe succeeds when a connection opens.
+type TcpSocketProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TcpSocketProbe) Reset() {
+	*x = TcpSocketProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TcpSocketProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TcpSocketProbe) ProtoMessage() {}
+
+func (x *TcpSocketProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TcpSocketProbe.ProtoReflect.Descriptor instead.
+func (*TcpSocketProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TcpSocketProbe) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+// ExecProbe succeeds when the command ends with status 0.
+type ExecProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Command       []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecProbe) Reset() {
+	*x = ExecProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecProbe) ProtoMessage() {}
+
+func (x *ExecProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
+func (*ExecProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ExecProbe) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
 type CreateSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -731,7 +1105,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -743,7 +1117,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -756,7 +1130,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -776,7 +1150,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -788,7 +1162,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -801,7 +1175,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -828,7 +1202,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -840,7 +1214,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -853,7 +1227,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -872,7 +1246,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1258,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1271,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -916,7 +1290,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1302,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1315,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -959,7 +1333,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1345,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1358,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 type ListSandboxesResponse struct {
@@ -996,7 +1370,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1008,7 +1382,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1021,7 +1395,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1050,7 +1424,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1436,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1449,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -1156,7 +1530,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1542,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1555,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1271,7 +1645,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1283,7 +1657,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1296,7 +1670,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1356,7 +1730,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1368,7 +1742,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1381,7 +1755,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1464,7 +1838,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1850,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1863,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -1513,7 +1887,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1899,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1912,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -1582,7 +1956,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1968,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1981,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -1639,7 +2013,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +2025,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +2038,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 type ReadFileRequest struct {
@@ -1678,7 +2052,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +2064,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +2077,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1738,7 +2112,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +2124,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +2137,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1793,7 +2167,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +2179,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +2192,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -1873,7 +2247,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2259,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2272,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -1931,7 +2305,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2317,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2330,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -2012,7 +2386,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15RemoveArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\"\x18\n" +
-	"\x16RemoveArtifactResponse\"\xf4\x04\n" +
+	"\x16RemoveArtifactResponse\"\xa2\x05\n" +
 	"\x14CreateSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -2030,13 +2404,40 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\rexposed_ports\x18\n" +
 	" \x03(\x05R\fexposedPorts\x12\x1a\n" +
 	"\bhostname\x18\v \x01(\tR\bhostname\x12O\n" +
-	"\bmetadata\x18\f \x03(\v23.paddock.host.v1.CreateSandboxRequest.MetadataEntryR\bmetadata\x1a7\n" +
+	"\bmetadata\x18\f \x03(\v23.paddock.host.v1.CreateSandboxRequest.MetadataEntryR\bmetadata\x12,\n" +
+	"\x05probe\x18\x14 \x01(\v2\x16.paddock.host.v1.ProbeR\x05probe\x1a7\n" +
 	"\tEnvsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa8\x03\n" +
+	"\x05Probe\x12:\n" +
+	"\bhttp_get\x18\x01 \x01(\v2\x1d.paddock.host.v1.HttpGetProbeH\x00R\ahttpGet\x12@\n" +
+	"\n" +
+	"tcp_socket\x18\x02 \x01(\v2\x1f.paddock.host.v1.TcpSocketProbeH\x00R\ttcpSocket\x120\n" +
+	"\x04exec\x18\x03 \x01(\v2\x1a.paddock.host.v1.ExecProbeH\x00R\x04exec\x12(\n" +
+	"\x10initial_delay_ms\x18\x04 \x01(\x03R\x0einitialDelayMs\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x05 \x01(\x03R\ttimeoutMs\x12\x1b\n" +
+	"\tperiod_ms\x18\x06 \x01(\x03R\bperiodMs\x12$\n" +
+	"\x0etry_timeout_ms\x18\a \x01(\x03R\ftryTimeoutMs\x12+\n" +
+	"\x11success_threshold\x18\b \x01(\x05R\x10successThreshold\x12+\n" +
+	"\x11failure_threshold\x18\t \x01(\x05R\x10failureThresholdB\t\n" +
+	"\ahandler\"\x81\x01\n" +
+	"\fHttpGetProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\x05R\x04port\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x125\n" +
+	"\aheaders\x18\x04 \x03(\v2\x1b.paddock.host.v1.HttpHeaderR\aheaders\"6\n" +
+	"\n" +
+	"HttpHeader\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"$\n" +
+	"\x0eTcpSocketProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\x05R\x04port\"%\n" +
+	"\tExecProbe\x12\x18\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\"K\n" +
 	"\x15CreateSandboxResponse\x122\n" +
 	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"M\n" +
 	"\x14DeleteSandboxRequest\x12\x1d\n" +
@@ -2162,7 +2563,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
@@ -2174,75 +2575,85 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*RemoveArtifactRequest)(nil),  // 7: paddock.host.v1.RemoveArtifactRequest
 	(*RemoveArtifactResponse)(nil), // 8: paddock.host.v1.RemoveArtifactResponse
 	(*CreateSandboxRequest)(nil),   // 9: paddock.host.v1.CreateSandboxRequest
-	(*CreateSandboxResponse)(nil),  // 10: paddock.host.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 11: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 12: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 13: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 14: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 15: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 16: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 17: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 18: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 19: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 20: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 21: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 22: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 23: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 24: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 25: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 26: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 27: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 28: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 29: paddock.host.v1.WriteFileResponse
-	nil,                            // 30: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 31: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 32: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 33: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 34: google.protobuf.Timestamp
+	(*Probe)(nil),                  // 10: paddock.host.v1.Probe
+	(*HttpGetProbe)(nil),           // 11: paddock.host.v1.HttpGetProbe
+	(*HttpHeader)(nil),             // 12: paddock.host.v1.HttpHeader
+	(*TcpSocketProbe)(nil),         // 13: paddock.host.v1.TcpSocketProbe
+	(*ExecProbe)(nil),              // 14: paddock.host.v1.ExecProbe
+	(*CreateSandboxResponse)(nil),  // 15: paddock.host.v1.CreateSandboxResponse
+	(*DeleteSandboxRequest)(nil),   // 16: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),  // 17: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),      // 18: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 19: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 20: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 21: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                // 22: paddock.host.v1.Sandbox
+	(*ExecRequest)(nil),            // 23: paddock.host.v1.ExecRequest
+	(*ExecStart)(nil),              // 24: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),           // 25: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),            // 26: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),             // 27: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),          // 28: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 29: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 30: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 31: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 32: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 33: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 34: paddock.host.v1.WriteFileResponse
+	nil,                            // 35: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 36: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 37: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 38: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 39: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	30, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	31, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	17, // 3: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	17, // 4: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	17, // 5: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
-	0,  // 6: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
-	2,  // 7: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	34, // 8: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	32, // 9: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	19, // 10: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	33, // 11: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	21, // 12: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	22, // 13: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	28, // 14: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
-	3,  // 15: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 16: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
-	7,  // 17: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	9,  // 18: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	11, // 19: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	13, // 20: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	15, // 21: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	18, // 22: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	23, // 23: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	25, // 24: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	27, // 25: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 26: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 27: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 28: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	10, // 29: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	12, // 30: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	14, // 31: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	16, // 32: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	20, // 33: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	24, // 34: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	26, // 35: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	29, // 36: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	26, // [26:37] is the sub-list for method output_type
-	15, // [15:26] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	35, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	36, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	10, // 3: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
+	11, // 4: paddock.host.v1.Probe.http_get:type_name -> paddock.host.v1.HttpGetProbe
+	13, // 5: paddock.host.v1.Probe.tcp_socket:type_name -> paddock.host.v1.TcpSocketProbe
+	14, // 6: paddock.host.v1.Probe.exec:type_name -> paddock.host.v1.ExecProbe
+	12, // 7: paddock.host.v1.HttpGetProbe.headers:type_name -> paddock.host.v1.HttpHeader
+	22, // 8: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	22, // 9: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	22, // 10: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	0,  // 11: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
+	2,  // 12: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
+	39, // 13: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	37, // 14: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	24, // 15: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	38, // 16: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	26, // 17: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	27, // 18: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	33, // 19: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	3,  // 20: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
+	5,  // 21: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 22: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 23: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	16, // 24: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	18, // 25: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	20, // 26: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	23, // 27: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	28, // 28: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	30, // 29: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	32, // 30: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 31: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 32: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 33: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	15, // 34: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	17, // 35: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	19, // 36: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	21, // 37: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	25, // 38: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	29, // 39: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	31, // 40: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	34, // 41: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	31, // [31:42] is the sub-list for method output_type
+	20, // [20:31] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_paddock_host_v1_host_proto_init() }
@@ -2250,19 +2661,24 @@ func file_paddock_host_v1_host_proto_init() {
 	if File_paddock_host_v1_host_proto != nil {
 		return
 	}
-	file_paddock_host_v1_host_proto_msgTypes[17].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[9].OneofWrappers = []any{
+		(*Probe_HttpGet)(nil),
+		(*Probe_TcpSocket)(nil),
+		(*Probe_Exec)(nil),
+	}
+	file_paddock_host_v1_host_proto_msgTypes[22].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[19].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[24].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[26].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[31].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -2272,7 +2688,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   33,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

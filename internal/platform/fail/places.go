@@ -20,6 +20,7 @@ var places = []string{
 	"cubelet.create.init",
 	"cubelet.create.journal",
 	"cubelet.create.parts",
+	"cubelet.create.probe",
 	"cubelet.create.runtime",
 	"master.built.after_commit",
 	"master.clean.after_host",
