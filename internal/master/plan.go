@@ -52,6 +52,7 @@ type plan struct {
 	again    bool // the row is that of an earlier request with the same id
 
 	workingDir, user string
+	probe            *sandbox.Probe // nil: the template has none
 }
 
 // begin stores the sandbox of a request, or finds the one that the same request
@@ -234,6 +235,7 @@ func (p *plan) merge() error {
 			p.workingDir = o.WorkingDir
 		}
 		add(o.Envs)
+		p.probe = probeOf(o.Probe)
 	}
 	var asked *cubeapi.Quantity
 	for _, c := range p.req.Containers {

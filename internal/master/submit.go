@@ -104,6 +104,9 @@ func normalise(r *cubeapi.FromImageRequest) error {
 	if err := checkEnvs(r.Overrides); err != nil {
 		return err
 	}
+	if err := checkProbe(r.Overrides); err != nil {
+		return err
+	}
 	return checkPorts(r)
 }
 

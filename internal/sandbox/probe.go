@@ -38,9 +38,11 @@ type Header struct {
 	Value string `json:"value"`
 }
 
-// The bounds of a probe, and what is meant where it says nothing.
+// MaxProbeTime is how long any probe may take.
+const MaxProbeTime = 5 * time.Minute
+
+// The other bounds of a probe, and what is meant where it says nothing.
 const (
-	maxProbeTime   = 5 * time.Minute
 	minProbePeriod = 50 * time.Millisecond
 	maxProbeCount  = 10_000
 	maxProbeWords  = 64
@@ -87,12 +89,12 @@ func (p *Probe) Check() error {
 		return refuse("it has %d of http_get, tcp_socket and exec, and must have one", kinds)
 	}
 	switch {
-	case p.InitialDelay < 0 || p.Timeout <= 0 || p.InitialDelay > maxProbeTime || p.Timeout > maxProbeTime || p.InitialDelay+p.Timeout > maxProbeTime:
-		return refuse("initial_delay_ms and timeout_ms must be over 0 and together at most %d", maxProbeTime.Milliseconds())
-	case p.Period < minProbePeriod || p.Period > maxProbeTime:
-		return refuse("period_ms must be %d to %d", minProbePeriod.Milliseconds(), maxProbeTime.Milliseconds())
-	case p.TryTimeout < minProbePeriod || p.TryTimeout > maxProbeTime:
-		return refuse("probe_timeout_ms must be %d to %d", minProbePeriod.Milliseconds(), maxProbeTime.Milliseconds())
+	case p.InitialDelay < 0 || p.Timeout <= 0 || p.InitialDelay > MaxProbeTime || p.Timeout > MaxProbeTime || p.InitialDelay+p.Timeout > MaxProbeTime:
+		return refuse("initial_delay_ms and timeout_ms must be over 0 and together at most %d", MaxProbeTime.Milliseconds())
+	case p.Period < minProbePeriod || p.Period > MaxProbeTime:
+		return refuse("period_ms must be %d to %d", minProbePeriod.Milliseconds(), MaxProbeTime.Milliseconds())
+	case p.TryTimeout < minProbePeriod || p.TryTimeout > MaxProbeTime:
+		return refuse("probe_timeout_ms must be %d to %d", minProbePeriod.Milliseconds(), MaxProbeTime.Milliseconds())
 	case p.Successes < 1 || p.Successes > maxProbeCount || p.Failures < 1 || p.Failures > maxProbeCount:
 		return refuse("success_threshold and failure_threshold must be 1 to %d", maxProbeCount)
 	}
@@ -165,8 +167,8 @@ func refuse(format string, args ...any) error {
 
 // Milliseconds returns n of them, or what no probe may take.
 func Milliseconds(n int64) time.Duration {
-	if limit := 2 * maxProbeTime.Milliseconds(); n > limit || n < -limit {
-		return 2 * maxProbeTime
+	if limit := 2 * MaxProbeTime.Milliseconds(); n > limit || n < -limit {
+		return 2 * MaxProbeTime
 	}
 	return time.Duration(n) * time.Millisecond
 }

@@ -43,6 +43,8 @@ var places = []string{
 	"master.resume.after_targets",
 	"master.sandbox_delete.after_commit",
 	"master.submit.after_commit",
+	"master.trial.begun",
+	"master.trial.made",
 	"rootfs.before_finish",
 	"rootfs.before_rename",
 	"rootfs.compact",
