@@ -66,6 +66,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	var envs, command, commandArgs []string
 	var res cubeapi.Quantity
 	var detach, passwordIn, withCA bool
+	var probe func() (*cubeapi.Probe, error)
 	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		if r.SourceImageRef == "" {
 			return fault.New(fault.InvalidInput, "--image is missing")
@@ -88,7 +89,11 @@ func (a *app) fromImageCommand() *cobra.Command {
 		if res != (cubeapi.Quantity{}) {
 			o.Resources = &res
 		}
-		if o.Resources != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
+		var err error
+		if o.Probe, err = probe(); err != nil {
+			return err
+		}
+		if o.Resources != nil || o.Probe != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
 			r.Overrides = &o
 		}
 		if c.Flags().Changed("with-cube-ca") {
@@ -122,6 +127,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
+	probe = probeFlags(f)
 	f.IntVar(&r.Priority, "priority", 0, "of the jobs that wait, the higher is built first: -100 to 100")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c
