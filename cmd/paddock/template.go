@@ -68,6 +68,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	var detach, passwordIn, withCA bool
 	var dns []string
 	var network networkFlags
+	var probe func() (*cubeapi.Probe, error)
 	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		if r.SourceImageRef == "" {
 			return fault.New(fault.InvalidInput, "--image is missing")
@@ -90,11 +91,15 @@ func (a *app) fromImageCommand() *cobra.Command {
 		if res != (cubeapi.Quantity{}) {
 			o.Resources = &res
 		}
+		var err error
+		if o.Probe, err = probe(); err != nil {
+			return err
+		}
 		if len(dns) > 0 {
 			o.DNS = &cubeapi.DNSConfig{Servers: dns}
 		}
 		r.Network = network.config(c)
-		if o.Resources != nil || o.DNS != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
+		if o.Resources != nil || o.DNS != nil || o.Probe != nil || len(o.Envs)+len(command)+len(commandArgs) > 0 {
 			r.Overrides = &o
 		}
 		if c.Flags().Changed("with-cube-ca") {
@@ -133,6 +138,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.StringVar(&r.RegistryPassword, "registry-password", "", "password of the registry; other users of this machine can see it: prefer --registry-password-stdin")
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
+	probe = probeFlags(f)
 	f.IntVar(&r.Priority, "priority", 0, "of the jobs that wait, the higher is built first: -100 to 100")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c

@@ -35,6 +35,7 @@ type ContainerOverride struct {
 	WorkingDir string     `json:"working_dir,omitempty"`
 	Envs       []KeyValue `json:"envs,omitempty"`
 	Resources  *Quantity  `json:"resources,omitempty"`
+	Probe      *Probe     `json:"probe,omitempty"` // how each sandbox shows that its program serves
 
 	DNS          *DNSConfig        `json:"dns_config,omitempty"`
 	Security     *SecurityContext  `json:"security_context,omitempty"`
@@ -164,6 +165,7 @@ type Replica struct {
 	Phase           string `json:"phase"`
 	ArtifactID      string `json:"artifact_id,omitempty"`
 	LastJobID       string `json:"last_job_id,omitempty"`
+	LastErrorPhase  string `json:"last_error_phase,omitempty"` // DISTRIBUTING or SNAPSHOTTING, of one that failed
 	CleanupRequired bool   `json:"cleanup_required,omitempty"`
 	ErrorMessage    string `json:"error_message,omitempty"`
 }

@@ -76,7 +76,7 @@ var (
 	ReplicaPhase   = upper("replica phase", template.Replicas.States()...)
 	SandboxStatus  = upper("sandbox status", sandbox.Machine.States()...)
 	Phases         = upper("phase", template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
-		template.PhaseDistributing, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady)
+		template.PhaseDistributing, template.PhaseSnapshotting, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady)
 	Operations = upper("operation", template.OpCreate, template.OpRedo, template.OpMigrate)
 	RedoModes  = upper("redo mode", template.RedoAll, template.RedoNodes, template.RedoFailedOnly, template.RedoFailedNodes)
 )
@@ -86,6 +86,23 @@ func Word[S ~string](s S) string { return strings.ToUpper(string(s)) }
 
 // PhaseOf reads a phase, or refuses an unknown one with fault.InvalidInput.
 func PhaseOf(word string) (template.Phase, error) { return Phases.Of(word) }
+
+// ReplicaPhaseOf is what a replica is at: its state, and while that is pending the
+// phase of the work on it.
+func ReplicaPhaseOf(p template.Replica) string {
+	if p.State == template.ReplicaPending && p.Phase != "" {
+		return Phases.Word(p.Phase)
+	}
+	return ReplicaPhase.Word(p.State)
+}
+
+// ReplicaErrorPhase is the phase in which a replica failed; empty: it has not.
+func ReplicaErrorPhase(p template.Replica) string {
+	if p.State != template.ReplicaFailed || p.Phase == "" {
+		return ""
+	}
+	return Phases.Word(p.Phase)
+}
 
 // ReplicaStatus maps a replica's state to the wire's two words: what is not
 // ready has failed or may still.

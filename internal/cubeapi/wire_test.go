@@ -50,10 +50,10 @@ func TestEveryConstantHasItsWord(t *testing.T) {
 	}, sandbox.Machine.States())
 	walk(t, cubeapi.Phases, map[template.Phase]string{
 		template.PhasePulling: "PULLING", template.PhaseUnpacking: "UNPACKING", template.PhaseBuildingExt4: "BUILDING_EXT4", template.PhaseStoring: "STORING",
-		template.PhaseDistributing: "DISTRIBUTING", template.PhaseRegistering: "REGISTERING", template.PhaseMigrating: "MIGRATING_ARTIFACT", template.PhaseReady: "READY",
+		template.PhaseDistributing: "DISTRIBUTING", template.PhaseSnapshotting: "SNAPSHOTTING", template.PhaseRegistering: "REGISTERING", template.PhaseMigrating: "MIGRATING_ARTIFACT", template.PhaseReady: "READY",
 	}, []template.Phase{
 		template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
-		template.PhaseDistributing, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady,
+		template.PhaseDistributing, template.PhaseSnapshotting, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady,
 	})
 	walk(t, cubeapi.Operations, map[template.Operation]string{template.OpCreate: "CREATE", template.OpRedo: "REDO", template.OpMigrate: "MIGRATE"},
 		[]template.Operation{template.OpCreate, template.OpRedo, template.OpMigrate})

@@ -21,8 +21,8 @@ import (
 // undoTime bounds one attempt to remove what a sandbox had.
 const undoTime = 20 * time.Second
 
-// Create makes the sandbox of e and returns when its guest answers and its
-// command runs. The same request again returns what the first one made, another
+// Create makes the sandbox of e and returns when its guest answers, its command
+// runs and its probe, if it has one, passed. The same request again returns what the first one made, another
 // under the same id is fault.Exists. What fails is undone before the answer, or
 // behind it when ctx ends first; a create that nobody waits for is given up.
 // Without room it is fault.HostFull, with the host's truth in its words.
@@ -95,7 +95,7 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 // same reports whether two requests ask for the same sandbox.
 func same(a, b entry) bool {
 	return a.TemplateID == b.TemplateID && a.ArtifactID == b.ArtifactID && a.Resources == b.Resources && a.Writable == b.Writable &&
-		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) &&
+		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) && reflect.DeepEqual(a.Probe, b.Probe) &&
 		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata) &&
 		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles
 }
@@ -103,7 +103,7 @@ func same(a, b entry) bool {
 // spawn begins the create. It lives on its own context, since several callers
 // may wait for it: only the last one's leaving, a delete or a stop end it.
 func (c *Cubelet) spawn(ctx context.Context, s *instance) {
-	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Cubelet.StartTimeout)
+	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Cubelet.StartTimeout+s.entry.Probe.Limit())
 	own, abort := context.WithCancelCause(own)
 	c.mu.Lock()
 	s.abort = abort
@@ -263,6 +263,14 @@ func (c *Cubelet) start(ctx context.Context, s *instance) error {
 	if err := point(ctx, "cubelet.create.init"); err != nil {
 		return err
 	}
+	if s.entry.Probe != nil {
+		if err := c.timed(s, "probe", func() error { return c.serveWell(ctx, s) }); err != nil {
+			return err
+		}
+		if err := point(ctx, "cubelet.create.probe"); err != nil {
+			return err
+		}
+	}
 	c.mu.Lock()
 	s.entry.Steps = maps.Clone(s.steps)
 	c.mu.Unlock()
@@ -273,7 +281,10 @@ func (c *Cubelet) start(ctx context.Context, s *instance) error {
 }
 
 // await waits for the guest's first answer, or for the end of the sandbox.
-func (s *instance) await(ctx context.Context) error {
+func (s *instance) await(ctx context.Context) error { return s.whileAlive(ctx, s.guest.ready) }
+
+// whileAlive runs do with a context that ends with the sandbox, too.
+func (s *instance) whileAlive(ctx context.Context, do func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ended := make(chan struct{})
@@ -284,7 +295,7 @@ func (s *instance) await(ctx context.Context) error {
 			cancel(errors.New(reason))
 		}
 	}()
-	err := s.guest.ready(ctx)
+	err := do(ctx)
 	cancel(nil)
 	<-ended
 	return err
@@ -299,10 +310,17 @@ func (c *Cubelet) prepare(ctx context.Context, s *instance) error {
 	if err := s.guest.init(ctx, settings{EnvVars: s.entry.Envs, DefaultUser: s.entry.User, DefaultWorkdir: s.entry.WorkingDir}); err != nil {
 		return err
 	}
-	if len(s.entry.Command) == 0 {
+	if len(s.entry.Command) == 0 || s.entry.Probe != nil { // else serveWell starts it
 		return nil
 	}
-	return s.guest.launch(ctx, s.entry.Command)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := s.guest.launch(ctx, s.entry.Command)
+	if err != nil {
+		return err
+	}
+	_ = events.Close() // it runs on when we stop listening
+	return nil
 }
 
 // point is a place where a test may break the create.

@@ -108,20 +108,19 @@ func (g *guestClient) init(ctx context.Context, s settings) error {
 // startTag is how a template's own process is found among the others.
 const startTag = "start"
 
-// launch starts the template's own process. It runs on when we stop listening.
-func (g *guestClient) launch(ctx context.Context, command []string) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+// launch starts the template's own process and returns what it says, until ctx
+// ends. It runs on when nobody listens.
+func (g *guestClient) launch(ctx context.Context, command []string) (*connect.ServerStreamForClient[envdpb.StartResponse], error) {
 	tag := startTag
 	events, err := g.start(ctx, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer events.Close()
 	if !events.Receive() {
-		return rpcFault(events.Err())
+		err := rpcFault(events.Err())
+		return nil, errors.Join(err, events.Close())
 	}
-	return nil
+	return events, nil
 }
 
 // do sends a request and turns a refusal into its fault.

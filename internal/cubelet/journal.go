@@ -11,6 +11,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 )
 
 // entry is what the host owns for one sandbox. It is on disk before anything
@@ -27,6 +28,7 @@ type entry struct {
 	User       string            `json:"user,omitempty"`
 	Hostname   string            `json:"hostname"`
 	Metadata   map[string]string `json:"metadata,omitempty"`
+	Probe      *sandbox.Probe    `json:"probe,omitempty"`
 	Network    network.Network   `json:"network"`
 	CreatedAt  time.Time         `json:"created_at"`
 	Egress     *network.Policy   `json:"egress,omitempty"` // nil: nothing

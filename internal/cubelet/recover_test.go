@@ -18,12 +18,13 @@ import (
 // A cubelet is killed at each step of a create; the next one finds nothing, and
 // works.
 func TestCrashAtAnyStepConverges(t *testing.T) {
-	for _, step := range []string{"journal", "parts", "runtime", "init", "confirm"} {
+	for _, step := range []string{"journal", "parts", "runtime", "init", "probe", "confirm"} {
 		t.Run(step, func(t *testing.T) {
 			w := newWorld(t)
 			_, died := w.openChild(fmt.Sprintf("cubelet.create.%s=crash", step))
 			w.hold()
 			r := request()
+			r.Probe = tcp(asks(time.Minute), 49983)
 			if _, err := w.host.CreateSandbox(w.ctx(), r); err == nil {
 				t.Fatal("the crash was not met")
 			}

@@ -76,9 +76,14 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 	if err != nil {
 		return nil, serve.GRPCError(err)
 	}
+	probe, err := probeOf(r.GetProbe())
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
 	i, err := s.c.Create(ctx, entry{
 		ID: r.GetSandboxId(), TemplateID: r.GetTemplateId(), ArtifactID: r.GetArtifactId(), Writable: r.GetWritableBytes(),
 		Resources: host.Resources{MilliCPU: res.GetMilliCpu(), MemBytes: res.GetMemBytes(), DiskBytes: res.GetDiskBytes(), Slots: 1},
+		Probe:     probe,
 		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
 		Egress: egress, Resolver: resolve, OpenFiles: r.GetOpenFiles(),
 	})

@@ -96,6 +96,7 @@ var (
 	SandboxNotReady  = code("sandbox_not_ready", Conflict, 130490, "the sandbox is not running", "look at its state with `paddock sandbox info`")
 	RuntimeFailed    = code("runtime_failed", Internal, 130508, "the runtime could not do it", "the message has the runtime's own words; the cubelet's log has the rest")
 	GuestUnreachable = code("guest_unreachable", Unavailable, 130539, "the agent inside the sandbox did not answer in time", "look at the log of its cubelet; the image may be broken, or the host overloaded")
+	ProbeFailed      = code("probe_failed", Conflict, 0, "the sandbox's own program did not pass the readiness probe of its template in time", "the message has the probe, its last answer and the program's last output; let the program listen on that port on all addresses, not on 127.0.0.1 only, or correct the probe")
 	CommandNotFound  = code("command_not_found", NotFound, 0, "the sandbox has no such program", "check the name; programs are looked up in the PATH of the image")
 	FileNotFound     = code("file_not_found", NotFound, 0, "the sandbox has no such file", "check the path; it must be absolute")
 	FileIsDirectory  = code("file_is_directory", Invalid, 0, "the path is a directory", "name a file")

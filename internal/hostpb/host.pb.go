@@ -637,11 +637,14 @@ type CreateSandboxRequest struct {
 	Hostname     string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
 	Metadata     map[string]string `protobuf:"bytes,12,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What it may reach; absent: nothing.
-	Egress *Egress `protobuf:"bytes,20,opt,name=egress,proto3" json:"egress,omitempty"`
+	Egress *Egress `protobuf:"bytes,13,opt,name=egress,proto3" json:"egress,omitempty"`
 	// What its resolver is told; absent: what fits egress.
-	Resolver *Resolver `protobuf:"bytes,21,opt,name=resolver,proto3" json:"resolver,omitempty"`
+	Resolver *Resolver `protobuf:"bytes,14,opt,name=resolver,proto3" json:"resolver,omitempty"`
 	// The limit of open files of each process; 0: the host's own.
-	OpenFiles     uint64 `protobuf:"varint,22,opt,name=open_files,json=openFiles,proto3" json:"open_files,omitempty"`
+	OpenFiles uint64 `protobuf:"varint,15,opt,name=open_files,json=openFiles,proto3" json:"open_files,omitempty"`
+	// How the sandbox shows that its own program serves. The create returns once
+	// it has; absent: once the guest answers.
+	Probe         *Probe `protobuf:"bytes,20,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -781,6 +784,13 @@ func (x *CreateSandboxRequest) GetOpenFiles() uint64 {
 	return 0
 }
 
+func (x *CreateSandboxRequest) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
 // Egress is what a sandbox may reach by itself. Addresses are IPv4 networks. Of
 // allow and deny, allow counts.
 type Egress struct {
@@ -904,6 +914,370 @@ func (x *Resolver) GetOptions() []string {
 	return nil
 }
 
+// Probe asks the program of a sandbox whether it serves, again and again. The
+// host asks over the network, at the sandbox's own address and nowhere else;
+// a command runs inside.
+type Probe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Handler:
+	//
+	//	*Probe_HttpGet
+	//	*Probe_TcpSocket
+	//	*Probe_Exec
+	Handler        isProbe_Handler `protobuf_oneof:"handler"`
+	InitialDelayMs int64           `protobuf:"varint,4,opt,name=initial_delay_ms,json=initialDelayMs,proto3" json:"initial_delay_ms,omitempty"`
+	// Of the whole, after the delay.
+	TimeoutMs int64 `protobuf:"varint,5,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	PeriodMs  int64 `protobuf:"varint,6,opt,name=period_ms,json=periodMs,proto3" json:"period_ms,omitempty"`
+	// Of one try.
+	TryTimeoutMs int64 `protobuf:"varint,7,opt,name=try_timeout_ms,json=tryTimeoutMs,proto3" json:"try_timeout_ms,omitempty"`
+	// How many in a row decide.
+	SuccessThreshold int32 `protobuf:"varint,8,opt,name=success_threshold,json=successThreshold,proto3" json:"success_threshold,omitempty"`
+	FailureThreshold int32 `protobuf:"varint,9,opt,name=failure_threshold,json=failureThreshold,proto3" json:"failure_threshold,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Probe) GetHandler() isProbe_Handler {
+	if x != nil {
+		return x.Handler
+	}
+	return nil
+}
+
+func (x *Probe) GetHttpGet() *HttpGetProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_HttpGet); ok {
+			return x.HttpGet
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetTcpSocket() *TcpSocketProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_TcpSocket); ok {
+			return x.TcpSocket
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetExec() *ExecProbe {
+	if x != nil {
+		if x, ok := x.Handler.(*Probe_Exec); ok {
+			return x.Exec
+		}
+	}
+	return nil
+}
+
+func (x *Probe) GetInitialDelayMs() int64 {
+	if x != nil {
+		return x.InitialDelayMs
+	}
+	return 0
+}
+
+func (x *Probe) GetTimeoutMs() int64 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *Probe) GetPeriodMs() int64 {
+	if x != nil {
+		return x.PeriodMs
+	}
+	return 0
+}
+
+func (x *Probe) GetTryTimeoutMs() int64 {
+	if x != nil {
+		return x.TryTimeoutMs
+	}
+	return 0
+}
+
+func (x *Probe) GetSuccessThreshold() int32 {
+	if x != nil {
+		return x.SuccessThreshold
+	}
+	return 0
+}
+
+func (x *Probe) GetFailureThreshold() int32 {
+	if x != nil {
+		return x.FailureThreshold
+	}
+	return 0
+}
+
+type isProbe_Handler interface {
+	isProbe_Handler()
+}
+
+type Probe_HttpGet struct {
+	HttpGet *HttpGetProbe `protobuf:"bytes,1,opt,name=http_get,json=httpGet,proto3,oneof"`
+}
+
+type Probe_TcpSocket struct {
+	TcpSocket *TcpSocketProbe `protobuf:"bytes,2,opt,name=tcp_socket,json=tcpSocket,proto3,oneof"`
+}
+
+type Probe_Exec struct {
+	Exec *ExecProbe `protobuf:"bytes,3,opt,name=exec,proto3,oneof"`
+}
+
+func (*Probe_HttpGet) isProbe_Handler() {}
+
+func (*Probe_TcpSocket) isProbe_Handler() {}
+
+func (*Probe_Exec) isProbe_Handler() {}
+
+// HttpGetProbe succeeds with status 200 to 399. No redirect is followed.
+type HttpGetProbe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Port  int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	Path  string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// The Host header; empty: the sandbox's address.
+	Host          string        `protobuf:"bytes,3,opt,name=host,proto3" json:"host,omitempty"`
+	Headers       []*HttpHeader `protobuf:"bytes,4,rep,name=headers,proto3" json:"headers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpGetProbe) Reset() {
+	*x = HttpGetProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpGetProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpGetProbe) ProtoMessage() {}
+
+func (x *HttpGetProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpGetProbe.ProtoReflect.Descriptor instead.
+func (*HttpGetProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *HttpGetProbe) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *HttpGetProbe) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *HttpGetProbe) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *HttpGetProbe) GetHeaders() []*HttpHeader {
+	if x != nil {
+		return x.Headers
+	}
+	return nil
+}
+
+type HttpHeader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HttpHeader) Reset() {
+	*x = HttpHeader{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HttpHeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HttpHeader) ProtoMessage() {}
+
+func (x *HttpHeader) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HttpHeader.ProtoReflect.Descriptor instead.
+func (*HttpHeader) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *HttpHeader) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *HttpHeader) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// TcpSocketProbe succeeds when a connection opens.
+type TcpSocketProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Port          int32                  `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TcpSocketProbe) Reset() {
+	*x = TcpSocketProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TcpSocketProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TcpSocketProbe) ProtoMessage() {}
+
+func (x *TcpSocketProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TcpSocketProbe.ProtoReflect.Descriptor instead.
+func (*TcpSocketProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *TcpSocketProbe) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+// ExecProbe succeeds when the command ends with status 0.
+type ExecProbe struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Command       []string               `protobuf:"bytes,1,rep,name=command,proto3" json:"command,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecProbe) Reset() {
+	*x = ExecProbe{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecProbe) ProtoMessage() {}
+
+func (x *ExecProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
+func (*ExecProbe) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ExecProbe) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
 type CreateSandboxResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
@@ -913,7 +1287,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1299,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1312,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -958,7 +1332,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1344,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1357,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -1010,7 +1384,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1396,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1409,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -1054,7 +1428,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1440,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1453,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -1098,7 +1472,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1110,7 +1484,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1123,7 +1497,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -1141,7 +1515,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1153,7 +1527,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1166,7 +1540,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 type ListSandboxesResponse struct {
@@ -1178,7 +1552,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1564,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1577,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1232,7 +1606,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1618,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1631,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -1338,7 +1712,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1350,7 +1724,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1363,7 +1737,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1453,7 +1827,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1839,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1852,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1538,7 +1912,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1550,7 +1924,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1563,7 +1937,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -1646,7 +2020,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +2032,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +2045,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -1695,7 +2069,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +2081,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +2094,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -1764,7 +2138,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +2150,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1789,7 +2163,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -1821,7 +2195,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +2207,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +2220,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
 }
 
 type ReadFileRequest struct {
@@ -1860,7 +2234,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2246,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2259,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -1920,7 +2294,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1932,7 +2306,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1945,7 +2319,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -1975,7 +2349,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2361,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2374,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -2055,7 +2429,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2441,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2454,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -2113,7 +2487,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2499,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2512,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -2199,7 +2573,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15RemoveArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\"\x18\n" +
-	"\x16RemoveArtifactResponse\"\xfb\x05\n" +
+	"\x16RemoveArtifactResponse\"\xa9\x06\n" +
 	"\x14CreateSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -2218,10 +2592,11 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	" \x03(\x05R\fexposedPorts\x12\x1a\n" +
 	"\bhostname\x18\v \x01(\tR\bhostname\x12O\n" +
 	"\bmetadata\x18\f \x03(\v23.paddock.host.v1.CreateSandboxRequest.MetadataEntryR\bmetadata\x12/\n" +
-	"\x06egress\x18\x14 \x01(\v2\x17.paddock.host.v1.EgressR\x06egress\x125\n" +
-	"\bresolver\x18\x15 \x01(\v2\x19.paddock.host.v1.ResolverR\bresolver\x12\x1d\n" +
+	"\x06egress\x18\r \x01(\v2\x17.paddock.host.v1.EgressR\x06egress\x125\n" +
+	"\bresolver\x18\x0e \x01(\v2\x19.paddock.host.v1.ResolverR\bresolver\x12\x1d\n" +
 	"\n" +
-	"open_files\x18\x16 \x01(\x04R\topenFiles\x1a7\n" +
+	"open_files\x18\x0f \x01(\x04R\topenFiles\x12,\n" +
+	"\x05probe\x18\x14 \x01(\v2\x16.paddock.host.v1.ProbeR\x05probe\x1a7\n" +
 	"\tEnvsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -2235,7 +2610,33 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\bResolver\x12\x18\n" +
 	"\aservers\x18\x01 \x03(\tR\aservers\x12\x1a\n" +
 	"\bsearches\x18\x02 \x03(\tR\bsearches\x12\x18\n" +
-	"\aoptions\x18\x03 \x03(\tR\aoptions\"K\n" +
+	"\aoptions\x18\x03 \x03(\tR\aoptions\"\xa8\x03\n" +
+	"\x05Probe\x12:\n" +
+	"\bhttp_get\x18\x01 \x01(\v2\x1d.paddock.host.v1.HttpGetProbeH\x00R\ahttpGet\x12@\n" +
+	"\n" +
+	"tcp_socket\x18\x02 \x01(\v2\x1f.paddock.host.v1.TcpSocketProbeH\x00R\ttcpSocket\x120\n" +
+	"\x04exec\x18\x03 \x01(\v2\x1a.paddock.host.v1.ExecProbeH\x00R\x04exec\x12(\n" +
+	"\x10initial_delay_ms\x18\x04 \x01(\x03R\x0einitialDelayMs\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x05 \x01(\x03R\ttimeoutMs\x12\x1b\n" +
+	"\tperiod_ms\x18\x06 \x01(\x03R\bperiodMs\x12$\n" +
+	"\x0etry_timeout_ms\x18\a \x01(\x03R\ftryTimeoutMs\x12+\n" +
+	"\x11success_threshold\x18\b \x01(\x05R\x10successThreshold\x12+\n" +
+	"\x11failure_threshold\x18\t \x01(\x05R\x10failureThresholdB\t\n" +
+	"\ahandler\"\x81\x01\n" +
+	"\fHttpGetProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\x05R\x04port\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04host\x18\x03 \x01(\tR\x04host\x125\n" +
+	"\aheaders\x18\x04 \x03(\v2\x1b.paddock.host.v1.HttpHeaderR\aheaders\"6\n" +
+	"\n" +
+	"HttpHeader\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"$\n" +
+	"\x0eTcpSocketProbe\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\x05R\x04port\"%\n" +
+	"\tExecProbe\x12\x18\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\"K\n" +
 	"\x15CreateSandboxResponse\x122\n" +
 	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"M\n" +
 	"\x14DeleteSandboxRequest\x12\x1d\n" +
@@ -2361,7 +2762,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
@@ -2375,77 +2776,87 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*CreateSandboxRequest)(nil),   // 9: paddock.host.v1.CreateSandboxRequest
 	(*Egress)(nil),                 // 10: paddock.host.v1.Egress
 	(*Resolver)(nil),               // 11: paddock.host.v1.Resolver
-	(*CreateSandboxResponse)(nil),  // 12: paddock.host.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 13: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 14: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 15: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 16: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 17: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 18: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 19: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 20: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 21: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 22: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 23: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 24: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 25: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 26: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 27: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 28: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 29: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 30: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 31: paddock.host.v1.WriteFileResponse
-	nil,                            // 32: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 33: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 34: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 35: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 36: google.protobuf.Timestamp
+	(*Probe)(nil),                  // 12: paddock.host.v1.Probe
+	(*HttpGetProbe)(nil),           // 13: paddock.host.v1.HttpGetProbe
+	(*HttpHeader)(nil),             // 14: paddock.host.v1.HttpHeader
+	(*TcpSocketProbe)(nil),         // 15: paddock.host.v1.TcpSocketProbe
+	(*ExecProbe)(nil),              // 16: paddock.host.v1.ExecProbe
+	(*CreateSandboxResponse)(nil),  // 17: paddock.host.v1.CreateSandboxResponse
+	(*DeleteSandboxRequest)(nil),   // 18: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),  // 19: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),      // 20: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 21: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 22: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 23: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                // 24: paddock.host.v1.Sandbox
+	(*ExecRequest)(nil),            // 25: paddock.host.v1.ExecRequest
+	(*ExecStart)(nil),              // 26: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),           // 27: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),            // 28: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),             // 29: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),          // 30: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 31: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 32: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 33: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 34: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 35: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 36: paddock.host.v1.WriteFileResponse
+	nil,                            // 37: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 38: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 39: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 40: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 41: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	32, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	33, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	37, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	38, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
 	10, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
 	11, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
-	19, // 5: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	19, // 6: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	19, // 7: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
-	0,  // 8: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
-	2,  // 9: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	36, // 10: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	34, // 11: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	21, // 12: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	35, // 13: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	23, // 14: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	24, // 15: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	30, // 16: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
-	3,  // 17: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 18: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
-	7,  // 19: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	9,  // 20: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	13, // 21: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	15, // 22: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	17, // 23: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	20, // 24: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	25, // 25: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	27, // 26: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	29, // 27: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 28: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 29: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 30: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	12, // 31: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	14, // 32: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	16, // 33: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	18, // 34: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	22, // 35: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	26, // 36: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	28, // 37: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	31, // 38: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	28, // [28:39] is the sub-list for method output_type
-	17, // [17:28] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	12, // 5: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
+	13, // 6: paddock.host.v1.Probe.http_get:type_name -> paddock.host.v1.HttpGetProbe
+	15, // 7: paddock.host.v1.Probe.tcp_socket:type_name -> paddock.host.v1.TcpSocketProbe
+	16, // 8: paddock.host.v1.Probe.exec:type_name -> paddock.host.v1.ExecProbe
+	14, // 9: paddock.host.v1.HttpGetProbe.headers:type_name -> paddock.host.v1.HttpHeader
+	24, // 10: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	24, // 11: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	24, // 12: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	0,  // 13: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
+	2,  // 14: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
+	41, // 15: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	39, // 16: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	26, // 17: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	40, // 18: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	28, // 19: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	29, // 20: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	35, // 21: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	3,  // 22: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
+	5,  // 23: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 24: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 25: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	18, // 26: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	20, // 27: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	22, // 28: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	25, // 29: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	30, // 30: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	32, // 31: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	34, // 32: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 33: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 34: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 35: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	17, // 36: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	19, // 37: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	21, // 38: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	23, // 39: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	27, // 40: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	31, // 41: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	33, // 42: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	36, // 43: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	33, // [33:44] is the sub-list for method output_type
+	22, // [22:33] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_paddock_host_v1_host_proto_init() }
@@ -2453,19 +2864,24 @@ func file_paddock_host_v1_host_proto_init() {
 	if File_paddock_host_v1_host_proto != nil {
 		return
 	}
-	file_paddock_host_v1_host_proto_msgTypes[19].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[11].OneofWrappers = []any{
+		(*Probe_HttpGet)(nil),
+		(*Probe_TcpSocket)(nil),
+		(*Probe_Exec)(nil),
+	}
+	file_paddock_host_v1_host_proto_msgTypes[24].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[21].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[26].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[28].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[33].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -2475,7 +2891,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   35,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

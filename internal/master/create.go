@@ -69,19 +69,23 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 // create is the whole transaction: row, choice, host, row. Whatever fails
 // after a host was called is undone by an outbox message, whether or not the
 // caller is still there.
-func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (sandbox.Sandbox, host.Facts, *hostpb.Sandbox, error) {
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.Master.CreateTimeout)
+func (m *Master) create(whole context.Context, req cubeapi.SandboxCreateRequest) (sandbox.Sandbox, host.Facts, *hostpb.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(whole, m.cfg.Master.CreateTimeout)
 	defer cancel()
 	p, err := m.begin(ctx, req)
 	for err == nil && p.again {
 		row, f, late := m.follow(ctx, p.row.ID)
 		if late == nil || !failedCreate(row) {
-			return row, f, nil, m.inTime(ctx, late)
+			return row, f, nil, m.inTime(ctx, p, late)
 		}
 		p, err = m.begin(ctx, req) // the try that was followed failed: it is our turn
 	}
 	if err != nil {
-		return p.row, host.Facts{}, nil, m.inTime(ctx, err)
+		return p.row, host.Facts{}, nil, m.inTime(ctx, p, err)
+	}
+	if p.probe != nil { // its program has its own time
+		ctx, cancel = context.WithTimeout(whole, m.cfg.Master.CreateTimeout+p.probe.Limit())
+		defer cancel()
 	}
 	defer m.keepMaking(ctx, p.row.ID)()
 	if err := m.step("master.create.after_row"); err != nil {
@@ -97,7 +101,7 @@ func (m *Master) create(ctx context.Context, req cubeapi.SandboxCreateRequest) (
 	}
 	if err != nil {
 		m.abandon(ctx, p.row, err)
-		return p.row, f, nil, m.inTime(ctx, err)
+		return p.row, f, nil, m.inTime(ctx, p, err)
 	}
 	m.fleet.ledger.Confirm(p.row.ID, p.row.ChangedAt)
 	return p.row, f, made, nil
@@ -119,9 +123,9 @@ func (m *Master) keepMaking(ctx context.Context, id sandbox.ID) (stop func()) {
 }
 
 // inTime words what went wrong because the time of a create was up.
-func (m *Master) inTime(ctx context.Context, err error) error {
+func (m *Master) inTime(ctx context.Context, p *plan, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.Wrap(fault.Deadline, err, "create within %s", m.cfg.Master.CreateTimeout)
+		return fault.Wrap(fault.Deadline, err, "create within %s", m.cfg.Master.CreateTimeout+p.probe.Limit())
 	}
 	return err
 }
@@ -227,17 +231,22 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	if err != nil {
 		return nil, err
 	}
-	// One host may not use up the time in which another could make it.
-	bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.CreateTimeout*2/3)
+	bounded, cancel := context.WithTimeout(ctx, m.onOneHost(p))
 	defer cancel()
 	answer, err := client.CreateSandbox(bounded, p.order())
 	switch {
 	case err == nil:
 		return answer.GetSandbox(), nil
 	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the host's clock may be the first to say so
-		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.cfg.Master.CreateTimeout*2/3)
+		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.onOneHost(p))
 	}
 	return nil, hostFault(ctx, err, f.ID)
+}
+
+// onOneHost is how long one host may take: it may not use up the time in which
+// another could make the sandbox.
+func (m *Master) onOneHost(p *plan) time.Duration {
+	return m.cfg.Master.CreateTimeout*2/3 + p.probe.Limit()
 }
 
 // bounce takes a sandbox back from a host: the row is free for another, and

@@ -28,6 +28,7 @@ func (m *Master) Quicken() {
 		createBeat:     100 * time.Millisecond,
 		createQuiet:    3 * time.Second,
 		orphanGrace:    200 * time.Millisecond,
+		trialKept:      time.Hour,
 		deletingKept:   time.Second,
 		gc:             50 * time.Millisecond,
 		orphanRows:     300 * time.Millisecond,
@@ -72,6 +73,9 @@ func (m *Master) CreateQuiet() time.Duration { return m.pace.createQuiet }
 
 // OrphanGrace sets how long a sandbox that no row knows is left alone.
 func (m *Master) OrphanGrace(d time.Duration) { m.pace.orphanGrace = d }
+
+// KeepTrials sets how long a trial sandbox of nobody is left alone.
+func (m *Master) KeepTrials(d time.Duration) { m.pace.trialKept = d }
 
 // KeepTerminated sets how long rows of ended sandboxes are kept.
 func (m *Master) KeepTerminated(d time.Duration) { m.pace.terminatedKept = d }

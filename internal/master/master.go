@@ -21,6 +21,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/progress"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -88,6 +89,7 @@ type pace struct {
 	createBeat     time.Duration // a create that takes long shows so often that it is worked on
 	createQuiet    time.Duration // one that did not for so long is lost
 	orphanGrace    time.Duration // a host may have a sandbox before its row says so
+	trialKept      time.Duration // a host may have a trial sandbox for so long
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
 	gc             time.Duration // between two looks for what nobody needs
 	orphanRows     time.Duration // rows of what is gone, that somebody may just be writing
@@ -119,6 +121,7 @@ func defaultPace(c config.Master) pace {
 		createBeat:     3 * time.Second,
 		createQuiet:    15 * time.Second,
 		orphanGrace:    time.Minute,
+		trialKept:      c.CreateTimeout + sandbox.MaxProbeTime + hostCall,
 		deletingKept:   time.Hour,
 		gc:             10 * time.Minute,
 		orphanRows:     10 * time.Minute,

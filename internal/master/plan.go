@@ -54,6 +54,7 @@ type plan struct {
 	again    bool // the row is that of an earlier request with the same id
 
 	workingDir, user string
+	probe            *sandbox.Probe // nil: the template has none
 
 	egress    *hostpb.Egress
 	resolver  *hostpb.Resolver
@@ -65,7 +66,7 @@ func (p *plan) order() *hostpb.CreateSandboxRequest {
 	r := p.row.Resources
 	return &hostpb.CreateSandboxRequest{
 		SandboxId: string(p.row.ID), TemplateId: string(p.template.ID), ArtifactId: string(p.artifact.ID), WritableBytes: p.writable, Envs: p.envs, Command: p.command, Metadata: p.row.Metadata,
-		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports, Egress: p.egress, Resolver: p.resolver, OpenFiles: p.openFiles,
+		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports, Egress: p.egress, Resolver: p.resolver, OpenFiles: p.openFiles, Probe: probeMessage(p.probe),
 		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots},
 	}
 }
@@ -282,6 +283,7 @@ func (p *plan) merge() error {
 		}
 		p.user = cmp.Or(user, p.user)
 		add(o.Envs)
+		p.probe = probeOf(o.Probe)
 	}
 	var asked *cubeapi.Quantity
 	for _, c := range p.req.Containers {

@@ -146,7 +146,11 @@ func (m *Master) removeStranger(ctx context.Context, f host.Facts, id string, se
 	if seen[key].IsZero() {
 		seen[key] = time.Now()
 	}
-	if time.Since(seen[key]) < m.pace.orphanGrace {
+	grace := m.pace.orphanGrace
+	if sandbox.Trial(id) { // no row ever knows it, and whoever tries it may be at it still
+		grace = max(grace, m.pace.trialKept)
+	}
+	if time.Since(seen[key]) < grace {
 		return nil
 	}
 	m.log.WarnContext(ctx, "sandbox in no book is removed", slog.String("sandbox_id", id), slog.String("host_id", string(f.ID)))

@@ -362,6 +362,9 @@ func (r *redoing) job(req cubeapi.RedoRequest, fresh template.JobID, private boo
 		resume = template.PhasePulling
 		source.SourceImageRef = pinned(source.SourceImageRef, r.digest)
 	}
+	if r.onlyTrial() {
+		resume = template.PhaseSnapshotting
+	}
 	stored, err := json.Marshal(source)
 	j := template.Job{
 		ID: fresh, TemplateID: r.id(), RequestID: req.RequestID, Operation: template.OpRedo, AttemptNo: r.latest.AttemptNo + 1, RetryOf: r.latest.ID, Alias: r.alias,
@@ -405,7 +408,7 @@ func (m *Master) beginRedo(ctx context.Context, tx *store.Tx, r redoing, j *temp
 	case r.rebuild != "":
 		return tx.Enqueue(ctx, store.Message{Topic: topicBuild, Key: string(j.ID), Trace: traceOf(ctx)}, 0)
 	}
-	enter(j, template.PhaseDistributing, progressDistributing, tx)
+	enter(j, j.Plan.ResumePhase, progressDistributing, tx)
 	j.Expected = len(r.targets)
 	*j, err = templatedb.MoveJob(ctx, tx, *j, template.OnJobResumed)
 	return err

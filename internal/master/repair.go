@@ -210,7 +210,7 @@ func (m *Master) repairTemplate(ctx context.Context, r *repairer, name template.
 			return err
 		}
 		a = a2
-		w := &round{job: template.Job{ID: now.JobID, TemplateID: now.ID, ArtifactID: a.ID}, artifact: a, hosts: hosts, expected: len(hosts), failed: map[host.ID]error{}}
+		w := &round{job: template.Job{ID: now.JobID, TemplateID: now.ID, ArtifactID: a.ID, Request: now.Request}, artifact: a, hosts: hosts, expected: len(hosts), failed: map[host.ID]error{}}
 		m.repairRound(ctx, w)
 		for _, f := range hosts {
 			m.heard(r, name, f.ID, w.failed[f.ID])

@@ -198,7 +198,9 @@ func (m *Master) targets(ctx context.Context, j template.Job) (r *round, err err
 			return err
 		}
 		r.expected = len(r.hosts) + len(r.failed)
-		enter(&now, template.PhaseDistributing, progressDistributing, tx)
+		if now.Phase != template.PhaseSnapshotting { // else it is resumed in the midst of its trials
+			enter(&now, template.PhaseDistributing, progressDistributing, tx)
+		}
 		now.Expected = r.expected
 		if r.job, err = templatedb.MoveJob(ctx, tx, now, template.OnJobResumed); err != nil {
 			return err
@@ -300,8 +302,8 @@ func (m *Master) distribute(ctx context.Context, r *round) {
 	m.fleet.changed()
 }
 
-// bring makes one host hold the artifact, and writes what came of it. The row
-// is there before the call, and pessimistic.
+// bring makes one host hold the artifact and tries the template there, and writes
+// what came of it. The row is there before the call, and pessimistic.
 func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) error {
 	if err := m.setReplica(ctx, j, f.ID, template.OnReplicaRetried, nil); err != nil {
 		return err
@@ -309,6 +311,9 @@ func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact,
 	err := m.ensureOn(ctx, a, f)
 	if err := m.step("master.resume.after_host"); err != nil {
 		return err
+	}
+	if err == nil {
+		err = m.try(ctx, j, a, f)
 	}
 	event := template.OnReplicaHeld
 	if err != nil {
@@ -353,7 +358,7 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 				return nil
 			case p.ArtifactID != j.ArtifactID: // until the job is published
 				return nil
-			case on == template.OnReplicaFailed:
+			case on == template.OnReplicaFailed && !errors.Is(why, fault.ProbeFailed):
 				f, err := sandboxdb.GetHost(ctx, tx, h)
 				if err != nil || slices.Contains(f.Artifacts, string(p.ArtifactID)) || !f.HeardAt.After(p.ChangedAt) {
 					return err
@@ -361,6 +366,12 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 			}
 		}
 		p.ArtifactID, p.JobID = j.ArtifactID, j.ID
+		switch {
+		case errors.Is(why, fault.ProbeFailed):
+			p.Phase = template.PhaseSnapshotting
+		case on == template.OnReplicaRetried || p.Phase == "":
+			p.Phase = template.PhaseDistributing
+		}
 		switch {
 		case why != nil:
 			p.Error = clip(why.Error())

@@ -199,7 +199,7 @@ func showWhole(ctx context.Context, tx *store.Tx, d template.Definition, request
 	}
 	list, err := templatedb.ListReplicas(ctx, tx, d.ID)
 	for _, p := range list {
-		shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.ReplicaPhase.Word(p.State), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
+		shown := cubeapi.Replica{NodeID: string(p.HostID), Status: cubeapi.ReplicaStatus(p.State), Phase: cubeapi.ReplicaPhaseOf(p), ArtifactID: string(p.ArtifactID), LastJobID: string(p.JobID), LastErrorPhase: cubeapi.ReplicaErrorPhase(p), CleanupRequired: p.State != template.ReplicaReady, ErrorMessage: p.Error}
 		f, unknown := sandboxdb.GetHost(ctx, tx, p.HostID)
 		if unknown != nil && !errors.Is(unknown, fault.HostUnknown) {
 			return t, unknown

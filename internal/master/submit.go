@@ -122,6 +122,9 @@ func normaliseSpec(r *cubeapi.FromImageRequest) error {
 	if err := checkEnvs(r.Overrides); err != nil {
 		return err
 	}
+	if err := checkProbe(r.Overrides); err != nil {
+		return err
+	}
 	return checkPorts(r)
 }
 

@@ -212,7 +212,7 @@ func (m *Master) expireCharges(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range m.fleet.ledger.Expire(now.Add(-m.passing())) {
+	for _, id := range m.fleet.ledger.Expire(now.Add(-m.passing() - sandbox.MaxProbeTime)) {
 		m.log.WarnContext(ctx, "charge expired", slog.String("sandbox_id", string(id)))
 	}
 	return nil

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"regexp"
+	"strings"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -16,3 +17,10 @@ func CheckID(id string) error {
 	}
 	return nil
 }
+
+// TrialPrefix begins the ids of sandboxes that only try a template out: they are
+// in no book, and nobody's but the master's that made them.
+const TrialPrefix = IDPrefix + "00000000"
+
+// Trial reports whether id is of a sandbox that tries a template out.
+func Trial(id string) bool { return strings.HasPrefix(id, TrialPrefix) }

@@ -118,6 +118,7 @@ type Replica struct {
 	Version    int64
 	ArtifactID ArtifactID
 	JobID      JobID
+	Phase      Phase // what a pending one is at, and what a failed one failed at
 	Error      string
 	CreatedAt  time.Time
 	ChangedAt  time.Time

@@ -108,6 +108,7 @@ const (
 	PhaseBuildingExt4 Phase = "building_ext4"
 	PhaseStoring      Phase = "storing"
 	PhaseDistributing Phase = "distributing"
+	PhaseSnapshotting Phase = "snapshotting" // a sandbox is tried on a host
 	PhaseRegistering  Phase = "registering"
 	PhaseMigrating    Phase = "migrating_artifact"
 	PhaseReady        Phase = "ready"

@@ -45,7 +45,7 @@ func (m *Store) readManifest(ctx context.Context, r *hostpb.EnsureArtifactReques
 		}
 		return nil, nil, n, err
 	}
-	if known := r.GetManifestSha256(); known != "" && sumOf(string(body)) != known {
+	if known, sum := r.GetManifestSha256(), sha256.Sum256(body); known != "" && hex.EncodeToString(sum[:]) != known {
 		return nil, nil, n, fmt.Errorf("%w: it has another sha256 than was said, %s", errUnfit, known)
 	}
 	man, sums, err = artifact.ReadManifest(body)

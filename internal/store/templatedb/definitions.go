@@ -154,12 +154,12 @@ func RemoveDefinition(ctx context.Context, tx *store.Tx, d template.Definition) 
 	return DeleteJobs(ctx, tx, d.ID)
 }
 
-const replicaColumns = `template_id, host_id, state, version, artifact_id, job_id, error, created_us, changed_us`
+const replicaColumns = `template_id, host_id, state, version, artifact_id, job_id, error, created_us, changed_us, phase`
 
 func scanReplica(r store.Scanner) (p template.Replica, err error) {
 	var failure []byte
 	var created, changed int64
-	err = r.Scan(&p.TemplateID, &p.HostID, &p.State, &p.Version, &p.ArtifactID, &p.JobID, &failure, &created, &changed)
+	err = r.Scan(&p.TemplateID, &p.HostID, &p.State, &p.Version, &p.ArtifactID, &p.JobID, &failure, &created, &changed, &p.Phase)
 	p.Error, p.CreatedAt, p.ChangedAt = string(failure), time.UnixMicro(created), time.UnixMicro(changed)
 	return p, err
 }
@@ -168,8 +168,8 @@ func scanReplica(r store.Scanner) (p template.Replica, err error) {
 func AddReplica(ctx context.Context, tx *store.Tx, p template.Replica) (template.Replica, error) {
 	p.State, p.Version, p.CreatedAt, p.ChangedAt = template.Replicas.Initial(), 1, tx.Now, tx.Now
 	return p, tx.Insert(ctx, fault.New(fault.Exists, "replica of %s on %s", p.TemplateID, p.HostID),
-		`INSERT INTO replica (`+replicaColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-		string(p.TemplateID), []byte(p.HostID), string(p.State), p.Version, string(p.ArtifactID), string(p.JobID), []byte(p.Error), p.CreatedAt.UnixMicro(), p.ChangedAt.UnixMicro())
+		`INSERT INTO replica (`+replicaColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		string(p.TemplateID), []byte(p.HostID), string(p.State), p.Version, string(p.ArtifactID), string(p.JobID), []byte(p.Error), p.CreatedAt.UnixMicro(), p.ChangedAt.UnixMicro(), string(p.Phase))
 }
 
 // GetReplica returns a template's replica on one host.
@@ -188,8 +188,11 @@ func MoveReplica(ctx context.Context, tx *store.Tx, p template.Replica, on templ
 	if err != nil {
 		return p, fmt.Errorf("replica of %s on %s: %w", p.TemplateID, p.HostID, err)
 	}
-	n, err := tx.Exec(ctx, `UPDATE replica SET state = ?, version = version + 1, artifact_id = ?, job_id = ?, error = ?, changed_us = ? WHERE template_id = ? AND host_id = ? AND state = ? AND version = ?`,
-		string(to), string(p.ArtifactID), string(p.JobID), []byte(p.Error), tx.Now.UnixMicro(), string(p.TemplateID), []byte(p.HostID), string(p.State), p.Version)
+	if to == template.ReplicaReady {
+		p.Phase = "" // it is at nothing
+	}
+	n, err := tx.Exec(ctx, `UPDATE replica SET state = ?, version = version + 1, artifact_id = ?, job_id = ?, error = ?, changed_us = ?, phase = ? WHERE template_id = ? AND host_id = ? AND state = ? AND version = ?`,
+		string(to), string(p.ArtifactID), string(p.JobID), []byte(p.Error), tx.Now.UnixMicro(), string(p.Phase), string(p.TemplateID), []byte(p.HostID), string(p.State), p.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict
 	}

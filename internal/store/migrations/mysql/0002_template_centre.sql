@@ -22,6 +22,11 @@ PREPARE add_key FROM @add;
 EXECUTE add_key;
 DEALLOCATE PREPARE add_key;
 
+SET @add = IF((SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'replica' AND column_name = 'phase') = 0, 'ALTER TABLE replica ADD COLUMN phase VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT \'\'', 'DO 0');
+PREPARE add_column FROM @add;
+EXECUTE add_column;
+DEALLOCATE PREPARE add_column;
+
 CREATE TABLE IF NOT EXISTS job_log (
 	job_id VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
 	seq BIGINT NOT NULL,

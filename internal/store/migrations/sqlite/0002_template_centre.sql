@@ -45,6 +45,25 @@ CREATE INDEX IF NOT EXISTS job_changed ON job (state, changed_us);
 CREATE INDEX IF NOT EXISTS job_template ON job (template_id, attempt_no);
 CREATE INDEX IF NOT EXISTS job_queue ON job (state, priority, created_us);
 
+CREATE TABLE IF NOT EXISTS replica_next (
+	template_id TEXT NOT NULL,
+	host_id BLOB NOT NULL,
+	state TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	artifact_id TEXT NOT NULL,
+	job_id TEXT NOT NULL,
+	error BLOB NOT NULL,
+	created_us INTEGER NOT NULL,
+	changed_us INTEGER NOT NULL,
+	phase TEXT NOT NULL,
+	PRIMARY KEY (template_id, host_id),
+	CONSTRAINT replica_state_valid CHECK (state IN ('pending', 'ready', 'failed', 'cleaning', 'gone'))
+) STRICT;
+INSERT INTO replica_next (template_id, host_id, state, version, artifact_id, job_id, error, created_us, changed_us, phase) SELECT template_id, host_id, state, version, artifact_id, job_id, error, created_us, changed_us, '' FROM replica;
+DROP TABLE replica;
+ALTER TABLE replica_next RENAME TO replica;
+CREATE INDEX IF NOT EXISTS replica_artifact ON replica (artifact_id);
+
 CREATE TABLE IF NOT EXISTS job_log (
 	job_id TEXT NOT NULL,
 	seq INTEGER NOT NULL,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -66,6 +67,8 @@ func run(what, first, second string) error {
 		dial(first)
 	case "serve":
 		return serve(first)
+	case "answer":
+		return answer(first, time.Duration(number(second))*time.Millisecond)
 	case "flood":
 		return flood(first, number(second))
 	case "sleep":
@@ -74,6 +77,25 @@ func run(what, first, second string) error {
 		return fmt.Errorf("no such probe: %q", what)
 	}
 	return nil
+}
+
+// answer serves HTTP: 503 for a while, then what the path says.
+func answer(address string, after time.Duration) error {
+	fmt.Println("warming up")
+	began := time.Now()
+	http.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case time.Since(began) < after:
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+		case r.URL.Path == "/moved":
+			http.Redirect(w, r, "http://127.0.0.1:1/", http.StatusFound)
+		case r.URL.Path == "/asked" && (r.Header.Get("X-Asked") != "yes" || r.Host != "app.example"):
+			http.Error(w, strings.Repeat("no ", 1<<16), http.StatusForbidden)
+		case r.URL.Path == "/silent":
+			<-r.Context().Done()
+		}
+	})
+	return (&http.Server{Addr: address, ReadHeaderTimeout: time.Minute}).ListenAndServe()
 }
 
 func number(s string) int {
