@@ -94,7 +94,7 @@ func newRig(ctx context.Context, o options) (_ *rig, err error) {
 	c := config.Default()
 	c.DataDir = dir
 	c.Auth = config.Auth{APIKey: apiKey, CallbackToken: roleToken, HostToken: hostToken}
-	c.Master.Addr, c.Master.DownloadBaseURL, c.Master.TemplateCenterAddr = front.URL, front.URL, centre.URL
+	c.Master.Addr, c.Master.DownloadBaseURL, c.Master.TemplateCenterAddr = front.URL, centre.URL, centre.URL // as on one machine
 	c.Cubelet.HeartbeatInterval, c.Master.HostStaleAfter = 500*time.Millisecond, 5*time.Second
 	c.TemplateCenter.WorkDir, c.TemplateCenter.CacheDir, c.ArtifactStore.Dir = filepath.Join(dir, "work"), filepath.Join(dir, "layers"), filepath.Join(dir, "artifacts")
 	c.TemplateCenter.GuestBinary = guest

@@ -268,6 +268,7 @@ type JobReport struct {
 	Ext4Path       string       `json:"ext4_path,omitempty"`
 	Ext4SHA256     string       `json:"ext4_sha256,omitempty"`
 	Ext4SizeBytes  int64        `json:"ext4_size_bytes,omitempty"`
+	ManifestSHA256 string       `json:"manifest_sha256,omitempty"` // of the chunk manifest; empty: none was made
 	StorageBackend string       `json:"storage_backend,omitempty"`
 	ObjectKey      string       `json:"object_key,omitempty"`
 	ImageConfig    *ImageConfig `json:"image_config,omitempty"`

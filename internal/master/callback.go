@@ -266,6 +266,8 @@ func checkBuilt(r cubeapi.JobReport) error {
 		return fault.New(fault.InvalidInput, "artifact %.80q does not belong to content key %.80q", r.ArtifactID, r.ContentKey)
 	case !hexForm.MatchString(r.Ext4SHA256) || r.Ext4SizeBytes <= 0:
 		return fault.New(fault.InvalidInput, "artifact %s: sha256 %.80q, %d bytes", r.ArtifactID, r.Ext4SHA256, r.Ext4SizeBytes)
+	case r.ManifestSHA256 != "" && !hexForm.MatchString(r.ManifestSHA256):
+		return fault.New(fault.InvalidInput, "artifact %s: manifest_sha256 %.80q", r.ArtifactID, r.ManifestSHA256)
 	case r.StorageBackend != "dir" && r.StorageBackend != "s3":
 		return fault.New(fault.InvalidInput, "artifact %s: storage_backend %.80q", r.ArtifactID, r.StorageBackend)
 	case r.ObjectKey == "" || len(r.ObjectKey) > 1024:
@@ -314,6 +316,8 @@ func register(ctx context.Context, tx *store.Tx, j template.Job, rep cubeapi.Job
 		return fault.New(fault.StateConflict, "artifact %s is being removed", a.ID)
 	}
 	describe()
-	_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactStored)
-	return err
+	if _, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactStored); err != nil {
+		return err
+	}
+	return templatedb.PutManifest(ctx, tx, a.ID, rep.ManifestSHA256)
 }

@@ -2,6 +2,7 @@ package master
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -134,16 +135,30 @@ func (m *Master) ensureOn(ctx context.Context, a template.Artifact, f host.Facts
 	}
 	bounded, cancel := context.WithTimeout(ctx, m.cfg.Master.DistributeTimeout)
 	defer cancel()
+	manifest := m.manifestOf(bounded, a.ID)
 	err = m.handOut(bounded, a, func(t tickets) error {
 		_, err := client.EnsureArtifact(bounded, &hostpb.EnsureArtifactRequest{
 			ArtifactId: string(a.ID), Token: t.download, Sha256: a.SHA256, SizeBytes: a.SizeBytes,
 			Url: m.downloadURL(cubeapi.PathArtifactDownload, a), ManifestUrl: m.downloadURL(cubeapi.PathArtifactManifest, a),
-			Peers: peers, PeerToken: t.peers, PeerKey: t.peerKey,
+			Peers: peers, PeerToken: t.peers, PeerKey: t.peerKey, ManifestSha256: manifest,
 		})
 		return hostFault(ctx, err, f.ID)
 	})
 	m.endFetch(a.ID, f, err)
 	return err
+}
+
+// manifestOf returns the sha256 of an artifact's chunk manifest. Without it the
+// host proves the whole, which takes longer and is as good.
+func (m *Master) manifestOf(ctx context.Context, id template.ArtifactID) (sum string) {
+	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
+		sum, err = templatedb.ManifestOf(ctx, tx, id)
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		m.log.WarnContext(ctx, "chunk manifest not known", slog.String("artifact_id", string(id)), slog.String("error", err.Error()))
+	}
+	return sum
 }
 
 // findHolders reads which healthy hosts hold the artifact: hosts of another

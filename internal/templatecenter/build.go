@@ -391,6 +391,9 @@ func (c *Center) make(ctx context.Context, j claim, im *rootfs.Image, t *teller)
 	t.say("stored in %s as %s", c.keep.Backend(), objectKey(id))
 	c.metrics.bytes.WithLabelValues("stored").Add(float64(res.SizeBytes))
 	done.Ext4SHA256, done.Ext4SizeBytes = res.SHA256, res.SizeBytes
+	if _, done.ManifestSHA256, err = manifestOf(res.Receipt).Encode(); err != nil {
+		return done, err
+	}
 	return done, fail.Point("templatecenter.after_store")
 }
 

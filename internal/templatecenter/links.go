@@ -2,7 +2,6 @@ package templatecenter
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -54,6 +53,11 @@ func sameSize(a template.Artifact, info artifact.Info) error {
 	return nil
 }
 
+// manifestOf is the plan that a receipt has of an artifact's chunks.
+func manifestOf(r *rootfs.Receipt) artifact.Manifest {
+	return artifact.Manifest{Version: artifact.ManifestVersion, SHA256: r.SHA256, SizeBytes: r.SizeBytes, ChunkBytes: r.ChunkBytes, Chunks: r.Chunks}
+}
+
 // serveManifest hands out of which chunks an artifact is, to whoever may have
 // its bytes. The receipt beside them has it.
 func (c *Center) serveManifest(w http.ResponseWriter, r *http.Request) {
@@ -82,7 +86,7 @@ func (c *Center) giveManifest(w http.ResponseWriter, r *http.Request) error {
 	if receipt.SHA256 != a.SHA256 || receipt.SizeBytes != a.SizeBytes {
 		return fault.New(fault.ArtifactNotFound, "artifact %s: the receipt beside it is of other bytes", a.ID)
 	}
-	b, err := json.Marshal(artifact.Manifest{Version: artifact.ManifestVersion, SHA256: receipt.SHA256, SizeBytes: receipt.SizeBytes, ChunkBytes: receipt.ChunkBytes, Chunks: receipt.Chunks})
+	b, _, err := manifestOf(receipt).Encode()
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ type Master struct {
 	Listen             string        `yaml:"listen" env:"PADDOCK_MASTER_LISTEN" doc:"address of the HTTP face"`
 	Addr               string        `yaml:"addr" env:"CUBE_MASTER_ADDR" doc:"URL at which the other roles reach the master; empty: that of master.listen"`
 	TemplateCenterAddr string        `yaml:"template_center_addr" env:"CUBE_TEMPLATE_CENTER_ADDR" doc:"URL of the template centre; empty: that of templatecenter.listen"`
-	DownloadBaseURL    string        `yaml:"download_base_url" env:"PADDOCK_DOWNLOAD_BASE_URL" doc:"URL from which hosts download artifacts; empty: master.addr"`
+	DownloadBaseURL    string        `yaml:"download_base_url" env:"PADDOCK_DOWNLOAD_BASE_URL" doc:"URL from which hosts download artifacts; empty: master.addr, which hands on what the template centre sends, or the template centre when no address is set"`
 	HostStaleAfter     time.Duration `yaml:"host_stale_after" env:"PADDOCK_HOST_STALE_AFTER" doc:"a host not heard of for so long is not chosen"`
 	CreateTimeout      time.Duration `yaml:"create_timeout" env:"PADDOCK_CREATE_TIMEOUT" doc:"bound on one sandbox create"`
 	DistributeTimeout  time.Duration `yaml:"distribute_timeout" env:"PADDOCK_DISTRIBUTE_TIMEOUT" doc:"bound on bringing one artifact to one host"`

@@ -35,7 +35,7 @@ func TestNobodyNeedsToConfigure(t *testing.T) {
 	if got := c.Database.DSN.Reveal(); got != "sqlite:/var/lib/paddock/paddock.db" {
 		t.Errorf("database.dsn is %q", got)
 	}
-	if c.Master.Addr != "http://127.0.0.1:8089" || c.Master.DownloadBaseURL != c.Master.Addr {
+	if c.Master.Addr != "http://127.0.0.1:8089" || c.Master.DownloadBaseURL != c.Master.TemplateCenterAddr {
 		t.Errorf("master.addr %q, download_base_url %q", c.Master.Addr, c.Master.DownloadBaseURL)
 	}
 }
@@ -63,6 +63,27 @@ func TestAddressesFollowTheListeners(t *testing.T) {
 		c, _, err := config.Load(config.LoadOptions{Environ: []string{"PADDOCK_MASTER_LISTEN=" + listen, "CUBE_TEMPLATE_CENTER_LISTEN=" + listen}})
 		if err != nil || c.Master.Addr != "http://"+want || c.Master.TemplateCenterAddr != "http://"+want || c.Master.DownloadBaseURL != "http://"+want {
 			t.Errorf("%s: %v: %q, %q, %q", listen, err, c.Master.Addr, c.Master.TemplateCenterAddr, c.Master.DownloadBaseURL)
+		}
+	}
+}
+
+// Where all is on one machine, hosts download from the template centre; others
+// may not reach it.
+func TestWhereHostsDownload(t *testing.T) {
+	const centre, master = "http://127.0.0.1:8090", "http://10.0.0.1:8089"
+	for name, c := range map[string]struct {
+		env  []string
+		want string
+	}{
+		"nothing said":              {nil, centre},
+		"the master is elsewhere":   {[]string{"CUBE_MASTER_ADDR=" + master}, master},
+		"the master listens abroad": {[]string{"PADDOCK_MASTER_LISTEN=10.0.0.1:8089"}, master},
+		"the centre is elsewhere":   {[]string{"CUBE_TEMPLATE_CENTER_ADDR=http://10.0.0.2:8090"}, "http://127.0.0.1:8089"},
+		"said":                      {[]string{"PADDOCK_DOWNLOAD_BASE_URL=http://10.0.0.3"}, "http://10.0.0.3"},
+	} {
+		got, _, err := config.Load(config.LoadOptions{Environ: c.env})
+		if err != nil || got.Master.DownloadBaseURL != c.want {
+			t.Errorf("%s: %q, %v; want %q", name, got.Master.DownloadBaseURL, err, c.want)
 		}
 	}
 }

@@ -160,6 +160,10 @@ func derive(c *Config) {
 	set(&c.ArtifactStore.Dir, filepath.Join(c.DataDir, "artifacts"))
 	set(&c.TemplateCenter.WorkDir, filepath.Join(c.DataDir, "work"))
 	set(&c.TemplateCenter.CacheDir, filepath.Join(c.DataDir, "layers"))
+	if c.Master.Addr == "" && c.Master.TemplateCenterAddr == "" && loopback(reachable(c.Master.Listen)) {
+		// Hosts are on this machine: the bytes need not go through the master.
+		set(&c.Master.DownloadBaseURL, "http://"+reachable(c.TemplateCenter.Listen))
+	}
 	set(&c.Master.Addr, "http://"+reachable(c.Master.Listen))
 	set(&c.Master.TemplateCenterAddr, "http://"+reachable(c.TemplateCenter.Listen))
 	set(&c.Master.DownloadBaseURL, c.Master.Addr)
@@ -173,6 +177,11 @@ func derive(c *Config) {
 		set(&c.TemplateCenter.GuestBinary, filepath.Join(filepath.Dir(exe), "paddock-guest"))
 		set(&c.Cubelet.Runsc, filepath.Join(filepath.Dir(exe), "runsc"))
 	}
+}
+
+func loopback(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	return err == nil && (host == "localhost" || net.ParseIP(host).IsLoopback())
 }
 
 // reachable returns where this machine reaches a server that listens on addr:

@@ -105,6 +105,9 @@ func RemoveArtifact(ctx context.Context, tx *store.Tx, a template.Artifact) erro
 	if _, err = tx.Exec(ctx, `DELETE FROM artifact_version WHERE artifact_id = ?`, string(a.ID)); err != nil {
 		return err
 	}
+	if err = PutManifest(ctx, tx, a.ID, ""); err != nil {
+		return err
+	}
 	if err = ForgetStore(ctx, tx, a.ID); err != nil {
 		return err
 	}

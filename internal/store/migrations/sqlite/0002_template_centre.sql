@@ -91,6 +91,11 @@ CREATE TABLE IF NOT EXISTS alias_claim (
 	asked_us INTEGER NOT NULL
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS artifact_manifest (
+	artifact_id TEXT NOT NULL PRIMARY KEY,
+	sha256 TEXT NOT NULL
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS artifact_version (
 	artifact_id TEXT NOT NULL PRIMARY KEY,
 	guest BLOB NOT NULL,
