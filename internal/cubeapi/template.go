@@ -261,6 +261,9 @@ type JobReport struct {
 	Holder string     `json:"holder,omitempty"`
 	Epoch  int64      `json:"epoch,omitempty"`
 	Log    []LogEntry `json:"log,omitempty"`
+	// LogFrom is how many lines the same builder said before the first of Log, and
+	// one more; 0 when it does not count them.
+	LogFrom int64 `json:"log_from,omitempty"`
 
 	// With BUILT only.
 	TemplateID     string       `json:"template_id,omitempty"`

@@ -148,6 +148,7 @@ func (m *Master) reportProgress(ctx context.Context, id template.JobID, rep cube
 			j.Pull = template.Pull{TotalBytes: rep.PullTotalBytes, DoneBytes: rep.PullDoneBytes, TotalLayers: rep.PullTotalLayers, DoneLayers: rep.PullDoneLayers, BytesPerSecond: rep.PullBytesPerSecond}
 		}
 		identify(&j, rep)
+		rep := freshLines(&j, rep)
 		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobStarted); err != nil {
 			return err
 		}
@@ -199,6 +200,7 @@ func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeap
 		if j.ErrorCode == "" {
 			j.ErrorCode = fault.BuildFailed.Name
 		}
+		rep := freshLines(&j, rep)
 		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed); err != nil {
 			return err
 		}
@@ -247,6 +249,7 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 		enter(&j, template.PhaseStoring, progressBuilt, tx)
 		identify(&j, rep)
 		j.ArtifactID, j.Result = template.ArtifactID(rep.ArtifactID), result
+		rep := freshLines(&j, rep)
 		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobBuilt); err != nil {
 			return err
 		}

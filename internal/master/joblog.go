@@ -20,6 +20,8 @@ const (
 	logLimit       = 500 // lines of one answer, unless it is asked for others
 	maxLogLimit    = templatedb.MaxLogLines + 1
 	maxLogWait     = 30 * time.Second
+	logKept        = 30 * 24 * time.Hour    // lines of any job
+	logSkew        = 24 * time.Hour         // how far a builder's clock may be off
 	logLook        = 500 * time.Millisecond // between two looks while somebody waits
 )
 
@@ -34,11 +36,31 @@ func say(ctx context.Context, tx *store.Tx, id template.JobID, format string, ar
 	return templatedb.AddLog(ctx, tx, id, templatedb.LogLine{At: tx.Now, Source: byMaster, Line: fmt.Sprintf(format, args...)})
 }
 
+// freshLines leaves out of a report what the log has already: the answer to an
+// earlier one was lost. It notes in j how far the log is then.
+func freshLines(j *template.Job, rep cubeapi.JobReport) cubeapi.JobReport {
+	if rep.LogFrom <= 0 || len(rep.Log) == 0 {
+		return rep
+	}
+	said := &j.Plan.Said
+	if said.Epoch != rep.Epoch {
+		*said = template.Said{Epoch: rep.Epoch}
+	}
+	known := min(max(0, said.Lines+1-rep.LogFrom), int64(len(rep.Log)))
+	said.Lines = max(said.Lines, rep.LogFrom-1+int64(len(rep.Log)))
+	rep.Log = rep.Log[known:]
+	return rep
+}
+
 // logReport adds what a builder said, and what follows from its report.
 func logReport(ctx context.Context, tx *store.Tx, id template.JobID, rep cubeapi.JobReport, then ...string) error {
 	lines := make([]templatedb.LogLine, 0, len(rep.Log)+len(then))
 	for _, l := range rep.Log {
-		lines = append(lines, templatedb.LogLine{At: time.UnixMilli(l.AtMS), Source: byCenter, Line: l.Line})
+		at := time.UnixMilli(l.AtMS)
+		if at.Before(tx.Now.Add(-logSkew)) || at.After(tx.Now.Add(logSkew)) {
+			at = tx.Now // its clock is wrong, and lines are kept by their time
+		}
+		lines = append(lines, templatedb.LogLine{At: at, Source: byCenter, Line: l.Line})
 	}
 	for _, l := range then {
 		lines = append(lines, templatedb.LogLine{At: tx.Now, Source: byMaster, Line: l})
@@ -136,6 +158,9 @@ func (m *Master) logs(ctx context.Context, id template.JobID, after int64, limit
 		}
 		lines, err := templatedb.JobLog(ctx, tx, id, after, limit)
 		a = cubeapi.JobLogAnswer{JobID: string(id), Status: cubeapi.JobStatus[j.State], Lines: []cubeapi.JobLogLine{}, Next: after, Ended: !j.State.Active() && len(lines) < limit}
+		if len(lines) > 0 && lines[0].Seq > after+1 { // the oldest go first
+			a.Lines = append(a.Lines, cubeapi.JobLogLine{Seq: lines[0].Seq - 1, At: stamp(lines[0].At), Source: byMaster, Line: fmt.Sprintf("lines %d to %d are not kept any more", after+1, lines[0].Seq-1)})
+		}
 		for _, l := range lines {
 			a.Lines, a.Next = append(a.Lines, cubeapi.JobLogLine{Seq: l.Seq, At: stamp(l.At), Source: l.Source, Line: l.Line}), l.Seq
 		}

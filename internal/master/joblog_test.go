@@ -4,12 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/lease"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -202,4 +204,64 @@ func TestLogsRefuse(t *testing.T) {
 	refused(t, err, fault.JobNotFound)
 	_, err = cubeapi.NewClient(r.front.URL, "guess").JobLogs(t.Context(), j.JobID, 0, 0)
 	refused(t, err, fault.Unauthenticated)
+}
+
+// The answer to a report may be lost: what it said is not said twice, and what is
+// new of the next one is not lost. Another builder begins to count anew.
+func TestARepeatedReportDoublesNoLines(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start()
+	j, _ := r.submitIdle()
+	fences := r.claimed(j.JobID, 2, time.Hour)
+	report := func(f lease.Fence, from int64, lines ...string) {
+		t.Helper()
+		rep := cubeapi.JobReport{Status: cubeapi.StatusRunning, Holder: f.Holder, Epoch: int64(f.Epoch), LogFrom: from}
+		for _, l := range lines {
+			rep.Log = append(rep.Log, cubeapi.LogEntry{AtMS: time.Now().UnixMilli(), Line: l})
+		}
+		must(t, cubeapi.NewReportClient(r.front.URL, callbackToken).Job(t.Context(), j.JobID, rep))
+	}
+	f := fences[1]
+	report(f, 1, "one", "two")
+	report(f, 1, "one", "two")
+	report(f, 1, "one", "two", "three")
+	report(f, 3, "three", "four")
+	report(f, 5, "five")
+	report(f, 0, "uncounted")
+	var got []string
+	for _, l := range r.log(j.JobID) {
+		if words, ok := strings.CutPrefix(l, "templatecenter: "); ok {
+			got = append(got, words)
+		}
+	}
+	if want := []string{"one", "two", "three", "four", "five", "uncounted"}; !slices.Equal(got, want) {
+		t.Errorf("it said %v, want %v", got, want)
+	}
+}
+
+// Lines go after a month, those of jobs that last too, and the log says so. A
+// builder whose clock is far off does not have its lines removed at once.
+func TestOldLinesAreForgotten(t *testing.T) {
+	r := newRig(t, sqlite(t))
+	r.start()
+	j, _ := r.submitIdle()
+	r.update(func(ctx context.Context, tx *store.Tx) error {
+		old := templatedb.LogLine{At: tx.Now.Add(-31 * 24 * time.Hour), Source: "master", Line: "long ago"}
+		return templatedb.AddLog(ctx, tx, template.JobID(j.JobID), old, old)
+	})
+	must(t, cubeapi.NewReportClient(r.front.URL, callbackToken).Job(t.Context(), j.JobID, cubeapi.JobReport{Status: cubeapi.StatusRunning, Log: []cubeapi.LogEntry{{AtMS: 1, Line: "of 1970"}}}))
+	r.update(func(ctx context.Context, tx *store.Tx) error { // the queue's own line is the oldest
+		_, err := tx.Exec(ctx, `UPDATE job_log SET at_us = 1 WHERE seq = 1`)
+		return err
+	})
+	eventually(t, "the old lines go", func() bool {
+		a, err := r.api.JobLogs(t.Context(), j.JobID, 0, 0)
+		must(t, err)
+		return !slices.ContainsFunc(a.Lines, func(l cubeapi.JobLogLine) bool { return l.Line == "long ago" })
+	})
+	a, err := r.api.JobLogs(t.Context(), j.JobID, 0, 0)
+	must(t, err)
+	if len(a.Lines) < 2 || !strings.Contains(a.Lines[0].Line, "lines 1 to 3 are not kept") || a.Lines[1].Seq != 4 || a.Lines[1].Line != "of 1970" {
+		t.Errorf("%+v", a.Lines)
+	}
 }

@@ -229,6 +229,9 @@ func (m *Master) forgetOld(ctx context.Context) error {
 		if _, err := templatedb.ForgetFailed(ctx, tx, tx.Now.Add(-m.pace.failedKept), sweepLimit); err != nil {
 			return err
 		}
+		if _, err := templatedb.ForgetLog(ctx, tx, tx.Now.Add(-logKept), 10*sweepLimit); err != nil {
+			return err
+		}
 		if _, err := templatedb.ForgetAudit(ctx, tx, tx.Now.Add(-m.cfg.Master.AuditKept), 10*sweepLimit); err != nil {
 			return err
 		}

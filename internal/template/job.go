@@ -96,6 +96,14 @@ type Plan struct {
 	Targets     []host.ID `json:"targets,omitempty"` // the hosts that were chosen
 	ResumePhase Phase     `json:"resume_phase,omitempty"`
 	Returned    int       `json:"returned,omitempty"` // builders that stopped and gave it back
+	Said        Said      `json:"said,omitzero"`
+}
+
+// Said is how far a builder's words are in the log: a report that comes twice
+// adds none twice.
+type Said struct {
+	Epoch int64 `json:"epoch,omitempty"` // which builder
+	Lines int64 `json:"lines,omitempty"` // of its own
 }
 
 // Phase is progress inside a state, for people. It never decides anything.

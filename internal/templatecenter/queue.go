@@ -1,10 +1,12 @@
 package templatecenter
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -202,38 +204,67 @@ func (q *queue) knows(j template.Job) bool {
 }
 
 // next returns the jobs that this process may build, at most n, and those that
-// nobody may any more.
+// nobody may any more. Private jobs of others, of which there may be any number,
+// are not read.
 func (q *queue) next(ctx context.Context, n int) (list, spent []template.Job, err error) {
+	private := q.lent()
 	err = q.c.db.View(ctx, func(tx *store.Tx) error {
 		list, spent = nil, nil
-		var last *template.Job
-		for {
-			page, err := templatedb.Queue(ctx, tx, last, queuePage)
-			if err != nil {
-				return err
-			}
-			holds, err := templatedb.HoldsOf(ctx, tx, page)
-			if err != nil {
-				return err
-			}
-			for i, j := range page {
-				last = &page[i]
-				switch {
-				case j.State == template.JobQueued && holds[j.ID] == template.Spent:
-					spent = append(spent, j)
-				case j.Claimable(holds[j.ID]) && q.knows(j) && !q.has(j.ID):
-					list = append(list, j)
+		own, err := templatedb.StillQueued(ctx, tx, private)
+		if err == nil {
+			_, err = q.sift(ctx, tx, own, &list, &spent)
+		}
+		for _, of := range []string{templatedb.Building, templatedb.Waiting} {
+			var last *template.Job
+			for found := 0; err == nil && found < n; {
+				var page []template.Job
+				if page, err = templatedb.Queue(ctx, tx, of, last, queuePage); err != nil {
+					break
 				}
-				if len(list) == n {
-					return nil
+				var more int
+				more, err = q.sift(ctx, tx, page, &list, &spent)
+				if found += more; len(page) < queuePage {
+					break
 				}
-			}
-			if len(page) < queuePage {
-				return nil
+				last = &page[len(page)-1]
 			}
 		}
+		return err
 	})
-	return list, spent, err
+	slices.SortFunc(list, func(a, b template.Job) int {
+		return cmp.Or(cmp.Compare(b.Priority, a.Priority), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return list[:min(n, len(list))], spent, err
+}
+
+// sift adds what may be built here to list, and what nobody may to spent.
+func (q *queue) sift(ctx context.Context, tx *store.Tx, page []template.Job, list, spent *[]template.Job) (found int, err error) {
+	holds, err := templatedb.HoldsOf(ctx, tx, page)
+	if err != nil {
+		return 0, err
+	}
+	for _, j := range page {
+		switch {
+		case j.State == template.JobQueued && holds[j.ID] == template.Spent:
+			*spent = append(*spent, j)
+		case j.Claimable(holds[j.ID]) && q.knows(j) && !q.has(j.ID):
+			*list = append(*list, j)
+			found++
+		}
+	}
+	return found, nil
+}
+
+// lent returns the private jobs whose credentials this process has.
+func (q *queue) lent() (ids []template.JobID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for id, h := range q.handed {
+		if h.private {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }
 
 // has reports whether a job is built here.
@@ -416,7 +447,7 @@ func (q *queue) forgetBegun(ctx context.Context) error {
 		ids = append(ids, id)
 	}
 	q.mu.Unlock()
-	var still map[template.JobID]bool
+	var still []template.Job
 	err := q.c.db.View(ctx, func(tx *store.Tx) (err error) {
 		still, err = templatedb.StillQueued(ctx, tx, ids)
 		return err
@@ -427,7 +458,7 @@ func (q *queue) forgetBegun(ctx context.Context) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, id := range ids {
-		if !still[id] {
+		if !slices.ContainsFunc(still, func(j template.Job) bool { return j.ID == id }) {
 			delete(q.handed, id)
 		}
 	}

@@ -54,9 +54,10 @@ type teller struct {
 	phases   []cubeapi.JobReport // begun and not told yet
 	lines    []cubeapi.LogEntry  // said and not told yet
 	said     int
-	news     int // counts the changes of now
-	told     int // the last of them that was sent
-	entered  int // the last of them that is in phases
+	lineNo   int64 // lines that are told
+	news     int   // counts the changes of now
+	told     int   // the last of them that was sent
+	entered  int   // the last of them that is in phases
 	current  template.Phase
 	began    time.Time
 	span     trace.Span
@@ -162,7 +163,7 @@ func (t *teller) say(format string, args ...any) {
 func (t *teller) withLines(r cubeapi.JobReport) cubeapi.JobReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r.Log = slices.Clone(t.lines[:min(len(t.lines), maxLines)])
+	r.Log, r.LogFrom = slices.Clone(t.lines[:min(len(t.lines), maxLines)]), t.lineNo+1
 	return r
 }
 
@@ -170,7 +171,7 @@ func (t *teller) withLines(r cubeapi.JobReport) cubeapi.JobReport {
 func (t *teller) toldLines(n int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lines = t.lines[n:]
+	t.lines, t.lineNo = t.lines[n:], t.lineNo+int64(n)
 }
 
 func (t *teller) rouse() {

@@ -57,6 +57,7 @@ func Run(t *testing.T, fresh Fresh) {
 		{"OutboxKeepsTheDead", outboxKeepsTheDead},
 		{"OutboxTakesLongKeys", outboxTakesLongKeys},
 		{"ClaimsEndOnTime", claimsEndOnTime},
+		{"TheQueueReadsNoMore", theQueueReadsNoMore},
 		{"OldRowsAreForgotten", oldRowsAreForgotten},
 		{"HostsAreForgotten", hostsAreForgotten},
 		{"ExpiriesAreFound", expiriesAreFound},

@@ -53,6 +53,23 @@ func AddLog(ctx context.Context, tx *store.Tx, id template.JobID, lines ...LogLi
 	return nil
 }
 
+// ForgetLog removes lines that were said before the given time, at most limit: a
+// job that lasts, as a template does, does not keep them for ever.
+func ForgetLog(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
+	type line struct {
+		job template.JobID
+		seq int64
+	}
+	old, err := store.Collect(ctx, tx, func(r store.Scanner) (l line, err error) { return l, r.Scan(&l.job, &l.seq) },
+		`SELECT job_id, seq FROM job_log WHERE at_us < ? ORDER BY at_us, job_id, seq LIMIT ?`, before.UnixMicro(), limitOf(limit))
+	for _, l := range old {
+		if err == nil {
+			_, err = tx.Exec(ctx, `DELETE FROM job_log WHERE job_id = ? AND seq = ?`, string(l.job), l.seq)
+		}
+	}
+	return len(old), err
+}
+
 // JobLog returns what is said of a job behind the line numbered after, at most
 // limit lines.
 func JobLog(ctx context.Context, tx *store.Tx, id template.JobID, after int64, limit int) ([]LogLine, error) {

@@ -32,7 +32,19 @@ func AddJob(ctx context.Context, tx *store.Tx, j template.Job) (template.Job, er
 		return j, err
 	}
 	return j, tx.Insert(ctx, fault.New(fault.Exists, "job of request %s", j.RequestID),
-		`INSERT INTO job (`+jobColumns+`) VALUES (?`+strings.Repeat(`, ?`, len(args)-1)+`)`, args...)
+		`INSERT INTO job (`+jobColumns+`, private) VALUES (?`+strings.Repeat(`, ?`, len(args))+`)`, append(args, privacy(j))...)
+}
+
+// privacy is 1 for a job that only who has its credentials can build, as its
+// request says, so that the others need not read it.
+func privacy(j template.Job) int {
+	var r struct {
+		Private bool `json:"private"`
+	}
+	if json.Unmarshal(j.Request, &r) == nil && r.Private {
+		return 1
+	}
+	return 0
 }
 
 func jobArgs(j template.Job) ([]any, error) {

@@ -2,7 +2,6 @@ package templatedb
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/lease"
@@ -13,17 +12,28 @@ import (
 // queued are the rows that are, or will be, a template centre's.
 const queued = `state = 'queued' AND operation <> 'migrate'`
 
-// Queue returns the jobs that wait for a builder or may have lost theirs, in
-// the order in which they are built, at most limit: those behind after, or the
-// first ones when it is nil.
-func Queue(ctx context.Context, tx *store.Tx, after *template.Job, limit int) ([]template.Job, error) {
-	where, args := `((`+queued+`) OR state = 'building')`, []any{}
+// Which jobs a page of the queue is of: those that wait and that anybody may
+// build, and those that may have lost their builder.
+const (
+	Waiting  = queued + ` AND private = 0`
+	Building = `state = 'building'`
+)
+
+// QueueQuery is the statement of Queue, without the place where a page begins.
+func QueueQuery(of, behind string) string {
+	return `SELECT ` + jobColumns + ` FROM job WHERE ` + of + behind + ` ORDER BY priority DESC, created_us, id LIMIT ?`
+}
+
+// Queue returns jobs in the order in which they are built, at most limit: those
+// behind after, or the first ones when it is nil. No more rows are read.
+func Queue(ctx context.Context, tx *store.Tx, of string, after *template.Job, limit int) ([]template.Job, error) {
+	behind, args := "", []any{}
 	if after != nil {
 		at := after.CreatedAt.UnixMicro()
-		where += ` AND (priority < ? OR (priority = ? AND (created_us > ? OR (created_us = ? AND id > ?))))`
+		behind = ` AND (priority < ? OR (priority = ? AND (created_us > ? OR (created_us = ? AND id > ?))))`
 		args = append(args, after.Priority, after.Priority, at, at, string(after.ID))
 	}
-	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE `+where+` ORDER BY priority DESC, created_us, id LIMIT ?`, append(args, limitOf(limit))...)
+	return store.Collect(ctx, tx, scanJob, QueueQuery(of, behind), append(args, limitOf(limit))...)
 }
 
 // QueueLen returns how many jobs wait.
@@ -40,21 +50,16 @@ func QueuePlace(ctx context.Context, tx *store.Tx, j template.Job) (place int, e
 	return place + 1, err
 }
 
-// StillQueued returns which of some jobs, at most some hundred, still wait.
-func StillQueued(ctx context.Context, tx *store.Tx, ids []template.JobID) (map[template.JobID]bool, error) {
-	still := map[template.JobID]bool{}
+// StillQueued returns those of some jobs, at most some hundred, that still wait.
+func StillQueued(ctx context.Context, tx *store.Tx, ids []template.JobID) ([]template.Job, error) {
 	if len(ids) == 0 {
-		return still, nil
+		return nil, nil
 	}
 	args := make([]any, len(ids))
 	for i, id := range ids {
 		args[i] = string(id)
 	}
-	list, err := store.Collect(ctx, tx, scanJobID, `SELECT id FROM job WHERE state = 'queued' AND id IN (?`+strings.Repeat(", ?", len(ids)-1)+`)`, args...)
-	for _, id := range list {
-		still[id] = true
-	}
-	return still, err
+	return store.Collect(ctx, tx, scanJob, `SELECT `+jobColumns+` FROM job WHERE `+in("id", len(ids))+` AND `+queued, args...)
 }
 
 // HoldOf returns who has a job's build in hand, and the lease that says so.

@@ -17,7 +17,15 @@ SET @add = IF((SELECT COUNT(*) FROM information_schema.columns WHERE table_schem
 PREPARE add_column FROM @add;
 EXECUTE add_column;
 DEALLOCATE PREPARE add_column;
-SET @add = IF((SELECT COUNT(*) FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'job' AND index_name = 'job_queue') = 0, 'ALTER TABLE job ADD KEY job_queue (state, priority, created_us)', 'DO 0');
+SET @add = IF((SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'job' AND column_name = 'private') = 0, 'ALTER TABLE job ADD COLUMN private TINYINT NOT NULL DEFAULT 0', 'DO 0');
+PREPARE add_column FROM @add;
+EXECUTE add_column;
+DEALLOCATE PREPARE add_column;
+SET @add = IF((SELECT COUNT(*) FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'job' AND index_name = 'job_queue') = 0, 'ALTER TABLE job ADD KEY job_queue (state, private, priority DESC, created_us, id)', 'DO 0');
+PREPARE add_key FROM @add;
+EXECUTE add_key;
+DEALLOCATE PREPARE add_key;
+SET @add = IF((SELECT COUNT(*) FROM information_schema.statistics WHERE table_schema = DATABASE() AND table_name = 'job' AND index_name = 'job_artifact') = 0, 'ALTER TABLE job ADD KEY job_artifact (artifact_id)', 'DO 0');
 PREPARE add_key FROM @add;
 EXECUTE add_key;
 DEALLOCATE PREPARE add_key;
@@ -33,7 +41,8 @@ CREATE TABLE IF NOT EXISTS job_log (
 	at_us BIGINT NOT NULL,
 	source VARCHAR(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
 	line LONGBLOB NOT NULL,
-	PRIMARY KEY (job_id, seq)
+	PRIMARY KEY (job_id, seq),
+	KEY job_log_at (at_us)
 ) ENGINE=InnoDB;
 
 CREATE TABLE IF NOT EXISTS audit (

@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS job_next (
 	priority INTEGER NOT NULL,
 	plan BLOB NOT NULL,
 	spec_key BLOB,
+	private INTEGER NOT NULL DEFAULT 0,
 	CONSTRAINT job_request_unique UNIQUE (request_id, operation),
 	CONSTRAINT job_attempt_unique UNIQUE (template_id, attempt_no),
 	CONSTRAINT job_spec_unique UNIQUE (spec_key),
@@ -43,7 +44,8 @@ DROP TABLE job;
 ALTER TABLE job_next RENAME TO job;
 CREATE INDEX IF NOT EXISTS job_changed ON job (state, changed_us);
 CREATE INDEX IF NOT EXISTS job_template ON job (template_id, attempt_no);
-CREATE INDEX IF NOT EXISTS job_queue ON job (state, priority, created_us);
+CREATE INDEX IF NOT EXISTS job_queue ON job (state, private, priority DESC, created_us, id);
+CREATE INDEX IF NOT EXISTS job_artifact ON job (artifact_id);
 
 CREATE TABLE IF NOT EXISTS replica_next (
 	template_id TEXT NOT NULL,
@@ -72,6 +74,8 @@ CREATE TABLE IF NOT EXISTS job_log (
 	line BLOB NOT NULL,
 	PRIMARY KEY (job_id, seq)
 ) STRICT;
+
+CREATE INDEX IF NOT EXISTS job_log_at ON job_log (at_us);
 
 CREATE TABLE IF NOT EXISTS audit (
 	id TEXT NOT NULL PRIMARY KEY,
