@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"time"
@@ -23,35 +24,7 @@ func (a *app) buildStateCommand(use, short string, follow bool) *cobra.Command {
 		if follow && interval < pollEvery {
 			return fault.New(fault.InvalidInput, "--interval %s: must be at least %s", interval, pollEvery)
 		}
-		return a.with(func(api *cubeapi.Client) error {
-			for last := ""; ; {
-				s, err := api.BuildStatus(c.Context(), name)
-				if c.Context().Err() != nil {
-					fmt.Fprintf(a.stderr, "The build goes on; follow it with: paddock tpl build-watch --build-id %s\n", name)
-					return exitStatus(130)
-				}
-				if err != nil {
-					return err
-				}
-				ended := s.Status != "building"
-				if now := fmt.Sprint(s.Status, s.Progress, s.Message); !follow || ended || now != last && a.output == "table" {
-					last = now
-					if err := a.show(s, func(w io.Writer) { printBuild(w, s) }); err != nil {
-						return err
-					}
-				}
-				switch {
-				case follow && s.Status == "error":
-					return fault.New(fault.BuildFailed, "build %s: %s", s.BuildID, s.Message)
-				case !follow || ended:
-					return nil
-				}
-				select {
-				case <-c.Context().Done():
-				case <-time.After(interval):
-				}
-			}
-		})
+		return a.with(func(api *cubeapi.Client) error { return a.buildState(c.Context(), api, name, follow, interval) })
 	}}
 	c.Flags().StringVar(&id, "build-id", "", "id of the build, as the argument")
 	if follow {
@@ -62,4 +35,39 @@ func (a *app) buildStateCommand(use, short string, follow bool) *cobra.Command {
 
 func printBuild(w io.Writer, s cubeapi.BuildStatusAnswer) {
 	fmt.Fprintf(w, "build_id:\t%s\ntemplate_id:\t%s\nattempt_no:\t%d\nstatus:\t%s\nprogress:\t%d%%\nmessage:\t%s\n", s.BuildID, s.TemplateID, s.AttemptNo, s.Status, s.Progress, s.Message)
+}
+
+// buildState shows a build, once or each time that it changed until it ends.
+func (a *app) buildState(ctx context.Context, api *cubeapi.Client, name string, follow bool, interval time.Duration) error {
+	away := outage{w: a.stderr}
+	for last := ""; ; {
+		s, err := api.BuildStatus(ctx, name)
+		if follow && away.wait(ctx, err) {
+			continue
+		}
+		if ctx.Err() != nil {
+			fmt.Fprintf(a.stderr, "The build goes on; follow it with: paddock tpl build-watch --build-id %s\n", name)
+			return exitStatus(130)
+		}
+		if err != nil {
+			return err
+		}
+		ended := s.Status != "building"
+		if now := fmt.Sprint(s.Status, s.Progress, s.Message); !follow || ended || now != last && a.output == "table" {
+			last = now
+			if err := a.show(s, func(w io.Writer) { printBuild(w, s) }); err != nil {
+				return err
+			}
+		}
+		switch {
+		case follow && s.Status == "error":
+			return fault.New(fault.BuildFailed, "build %s: %s", s.BuildID, s.Message)
+		case !follow || ended:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(interval):
+		}
+	}
 }

@@ -16,7 +16,10 @@ import (
 
 func TestWhoFollowsAJobOutlastsAMasterThatStartsAgain(t *testing.T) {
 	for name, follow := range map[string]func(a *app, api *cubeapi.Client) error{
-		"logs":  func(a *app, api *cubeapi.Client) error { return a.logs(t.Context(), api, "job-1", true) },
+		"logs": func(a *app, api *cubeapi.Client) error { return a.logs(t.Context(), api, "job-1", true) },
+		"build-watch": func(a *app, api *cubeapi.Client) error {
+			return a.buildState(t.Context(), api, "job-1", true, pollEvery)
+		},
 		"watch": func(a *app, api *cubeapi.Client) error { return a.watch(t.Context(), api, "job-1") },
 	} {
 		var asked atomic.Int64
@@ -28,6 +31,11 @@ func TestWhoFollowsAJobOutlastsAMasterThatStartsAgain(t *testing.T) {
 			status := "RUNNING"
 			if n > 3 {
 				status = cubeapi.StatusReady
+			}
+			if strings.HasPrefix(r.URL.Path, "/cube/template/build/") {
+				state := map[string]string{"RUNNING": "building", cubeapi.StatusReady: "ready"}[status]
+				_ = json.NewEncoder(w).Encode(map[string]any{"build_id": "job-1", "status": state})
+				return
 			}
 			var answer any = map[string]any{"job": map[string]any{"job_id": "job-1", "status": status}}
 			if strings.HasSuffix(r.URL.Path, "/logs") {

@@ -317,6 +317,19 @@ func TestHealth(t *testing.T) {
 	if status, a := health(fresh.Handler()); status != 503 || a.Status != "not_ready" || a.Checks["nodemeta"] == "ok" || a.Checks["store"] != "ok" {
 		t.Errorf("before Run: %d %+v", status, a)
 	}
+	// A volume that went away is seen, and seen to be back.
+	dir := r.deps.Config.ArtifactStore.Dir
+	if err := os.Rename(dir, dir+".away"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the store is missed", func() bool {
+		status, a := health(r.center.Handler())
+		return status == 503 && a.Checks["artifacts"] == fault.StoreUnavailable.Name && a.Checks["store"] == "ok"
+	})
+	if err := os.Rename(dir+".away", dir); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the store is back", func() bool { status, _ := health(r.center.Handler()); return status == 200 })
 	if err := r.db.Close(); err != nil {
 		t.Fatal(err)
 	}

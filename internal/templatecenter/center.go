@@ -84,6 +84,7 @@ type Center struct {
 	handler http.Handler
 	queue   *queue
 	ready   atomic.Bool
+	probe   probe
 
 	opened sync.Mutex
 	keep   keeper
@@ -241,7 +242,7 @@ func (c *Center) readHosts(ctx context.Context) error {
 }
 
 func (c *Center) serveHealth(w http.ResponseWriter, r *http.Request) {
-	answer := cubeapi.TCAnswer{Status: "ok", Checks: map[string]string{"store": "ok", "nodemeta": "ok"}}
+	answer := cubeapi.TCAnswer{Status: "ok", Checks: map[string]string{"store": "ok", "nodemeta": "ok", "artifacts": "ok"}}
 	status := http.StatusOK
 	if err := c.db.Ping(r.Context()); err != nil {
 		answer.Status, answer.Checks["store"], status = "not_ready", fault.Of(err).Name, http.StatusServiceUnavailable
@@ -249,7 +250,41 @@ func (c *Center) serveHealth(w http.ResponseWriter, r *http.Request) {
 	if !c.ready.Load() {
 		answer.Status, answer.Checks["nodemeta"], status = "not_ready", "the hosts were not read yet", http.StatusServiceUnavailable
 	}
+	if err := c.probe.ask(r.Context(), c.bytes); err != nil {
+		answer.Status, answer.Checks["artifacts"], status = "not_ready", fault.Of(err).Name, http.StatusServiceUnavailable
+	}
 	serve.WriteJSON(w, status, answer)
+}
+
+const (
+	probeTime = 3 * time.Second // of one question to the artifact store
+	probeKept = 5 * time.Second // its answer
+)
+
+// probe remembers whether the artifact store answered: who asks for health often
+// must not cost the store a call each time, nor hang with it.
+type probe struct {
+	mu    sync.Mutex
+	asked time.Time
+	err   error
+}
+
+func (p *probe) ask(ctx context.Context, store func() (keeper, error)) error {
+	keep, err := store()
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.asked) < probeKept {
+		return p.err
+	}
+	// Others wait for the same answer: the caller's end is not that of the question.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
+	defer cancel()
+	_, p.err = keep.Identity(ctx)
+	p.asked = time.Now()
+	return p.err
 }
 
 type metrics struct {
