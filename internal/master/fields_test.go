@@ -280,7 +280,6 @@ func TestATemplateOfAnArtifactIsRefused(t *testing.T) {
 		whole(id, `"runtime_handler": "runc"`):                                                   fault.Unsupported,
 		whole(id, `"namespace": "other"`):                                                        fault.Unsupported,
 		whole(id, `"auto_pause": true`):                                                          fault.Unsupported,
-		whole(id, `"alias": "base"`):                                                             fault.AliasTaken,
 		whole(id, `"instance_type": "gpu"`):                                                      fault.NoTemplateHosts,
 		whole(id, `"distribution_scope": ["nobody"]`):                                            fault.NoTemplateHosts,
 		change(`"name": "c"`, `"name": "c", "sysctls": {"a": "b"}`):                              fault.Unsupported,
