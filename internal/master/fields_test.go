@@ -126,7 +126,11 @@ func TestNoFieldIsIgnored(t *testing.T) {
 // can tell.
 func TestAKindOfHostMayComeLater(t *testing.T) {
 	r := newRig(t, sqlite(t))
-	kind := func(q *cubeapi.FromImageRequest) { q.InstanceType = "gpu" }
+	n := 0
+	kind := func(q *cubeapi.FromImageRequest) { // of another template each time
+		n++
+		q.InstanceType, q.SourceImageRef = "gpu", fmt.Sprintf("registry.local/base:%d", n)
+	}
 	r.center.set(func(c *fakeCenter) { c.idle = true })
 	r.start()
 	_, err := r.api.FromImage(t.Context(), image(kind))
