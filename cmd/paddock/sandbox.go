@@ -74,8 +74,9 @@ func (a *app) createCommand() *cobra.Command {
 	var r cubeapi.SandboxCreateRequest
 	var res cubeapi.Quantity
 	var envs, labels map[string]string
+	var network networkFlags
 	c := &cobra.Command{Use: "create TEMPLATE", Short: "Make a sandbox of a template, by id or alias", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
-		r.TemplateID, r.Envs, r.Labels = given[0], envs, labels
+		r.TemplateID, r.Envs, r.Labels, r.Network = given[0], envs, labels, network.config(c)
 		if res != (cubeapi.Quantity{}) {
 			r.Containers = []cubeapi.Container{{Resources: &res}}
 		}
@@ -96,6 +97,7 @@ func (a *app) createCommand() *cobra.Command {
 	f.StringVar(&res.CPU, "cpu", "", "CPU, such as 500m, unless the template says")
 	f.StringVar(&res.Mem, "memory", "", "memory, such as 1Gi, unless the template says")
 	f.StringSliceVar(&r.Scope, "node", nil, "host that may be chosen")
+	network.add(c)
 	return c
 }
 

@@ -3,7 +3,10 @@ package cubelet_test
 import (
 	"errors"
 	"net"
+	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -12,6 +15,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"github.com/paddock-dev/paddock/internal/cubelet"
+	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/hostpb"
 )
@@ -151,4 +155,38 @@ func TestABadPolicyIsRefused(t *testing.T) {
 		}
 	}
 	w.mustBeEmpty()
+}
+
+// A sandbox gets the name servers that it was made with, else those of its host
+// that it may reach; without any, programs are told so at once.
+func TestNameServers(t *testing.T) {
+	machine := filepath.Join(t.TempDir(), "resolv.conf")
+	check(t, os.WriteFile(machine, []byte("# of the host\nsearch here\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nnameserver 203.0.113.53\nnameserver 2001:db8::1\nnameserver\n"), 0o600))
+	none := "# This sandbox reaches no name server.\noptions attempts:1 timeout:1\n"
+	nets := func(s ...string) (all []netip.Prefix) {
+		for _, p := range s {
+			all = append(all, netip.MustParsePrefix(p))
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		policy  *network.Policy
+		servers []string
+		machine string
+		want    string
+	}{
+		"shut":               {nil, nil, machine, none},
+		"its own":            {nil, []string{"192.0.2.1"}, machine, "nameserver 192.0.2.1\n"},
+		"the internet":       {&network.Policy{Internet: true}, nil, machine, "nameserver 203.0.113.53\n"},
+		"denied":             {&network.Policy{Internet: true, Deny: nets("203.0.113.0/24")}, nil, machine, none},
+		"allowed":            {&network.Policy{Deny: nets("0.0.0.0/0"), Allow: nets("10.0.0.2/32")}, nil, machine, "nameserver 10.0.0.2\n"},
+		"wider":              {&network.Policy{Allow: nets("0.0.0.0/0", "127.0.0.0/8")}, nil, machine, "nameserver 203.0.113.53\n"},
+		"no file":            {&network.Policy{Internet: true}, nil, machine + ".no", none},
+		"its own and open":   {&network.Policy{Internet: true}, []string{"192.0.2.1"}, machine, "nameserver 192.0.2.1\n"},
+		"a policy of nought": {&network.Policy{}, nil, machine, none},
+	} {
+		if got := cubelet.ResolvConf(c.policy, c.servers, c.machine); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
 }

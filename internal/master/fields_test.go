@@ -126,7 +126,11 @@ func TestNoFieldIsIgnored(t *testing.T) {
 // can tell.
 func TestAKindOfHostMayComeLater(t *testing.T) {
 	r := newRig(t, sqlite(t))
-	kind := func(q *cubeapi.FromImageRequest) { q.InstanceType = "gpu" }
+	n := 0
+	kind := func(q *cubeapi.FromImageRequest) { // of another template each time
+		n++
+		q.InstanceType, q.SourceImageRef = "gpu", fmt.Sprintf("registry.local/base:%d", n)
+	}
 	r.center.set(func(c *fakeCenter) { c.idle = true })
 	r.start()
 	_, err := r.api.FromImage(t.Context(), image(kind))
@@ -280,7 +284,6 @@ func TestATemplateOfAnArtifactIsRefused(t *testing.T) {
 		whole(id, `"runtime_handler": "runc"`):                                                   fault.Unsupported,
 		whole(id, `"namespace": "other"`):                                                        fault.Unsupported,
 		whole(id, `"auto_pause": true`):                                                          fault.Unsupported,
-		whole(id, `"alias": "base"`):                                                             fault.AliasTaken,
 		whole(id, `"instance_type": "gpu"`):                                                      fault.NoTemplateHosts,
 		whole(id, `"distribution_scope": ["nobody"]`):                                            fault.NoTemplateHosts,
 		change(`"name": "c"`, `"name": "c", "sysctls": {"a": "b"}`):                              fault.Unsupported,

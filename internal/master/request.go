@@ -163,7 +163,9 @@ func checkOverrides(o *cubeapi.ContainerOverride) error {
 		if path.Clean("/"+v.ContainerPath) == "/" {
 			return fault.New(fault.InvalidInput, "volume_mounts %.64q: / is the template itself", v.Name)
 		}
-		return fault.New(fault.Unsupported, "volume_mounts %.64q: sandboxes have no volumes", v.Name)
+	}
+	if len(o.VolumeMounts) > 0 {
+		return fault.New(fault.Unsupported, "volume_mounts %.64q: sandboxes have no volumes", o.VolumeMounts[0].Name)
 	}
 	if strings.ContainsRune(o.WorkingDir, 0) || o.WorkingDir != "" && !path.IsAbs(o.WorkingDir) {
 		return fault.New(fault.InvalidInput, "working_dir %.128q: must be an absolute path", o.WorkingDir)

@@ -305,8 +305,8 @@ func sameRequest(old template.Job, stored []byte) error {
 }
 
 // checkRows refuses what the rows rule out already: a kind that no host serves, a
-// host of the scope that is unknown or not healthy. It is looked at again at the end, since a build takes
-// its time.
+// host of the scope that is unknown or not healthy. It is looked at again at the
+// end, since a build takes its time.
 func (m *Master) checkRows(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest) error {
 	if err := m.checkKind(ctx, tx, req.InstanceType); err != nil || len(req.DistributionScope) == 0 {
 		return err
