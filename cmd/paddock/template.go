@@ -69,6 +69,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	var dns []string
 	var network networkFlags
 	var probe func() (*cubeapi.Probe, error)
+	var envd string
 	c := &cobra.Command{Use: "create-from-image", Short: "Make a template of a container image", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		if r.SourceImageRef == "" {
 			return fault.New(fault.InvalidInput, "--image is missing")
@@ -105,6 +106,13 @@ func (a *app) fromImageCommand() *cobra.Command {
 		if c.Flags().Changed("with-cube-ca") {
 			r.WithCubeCA = &withCA
 		}
+		if envd != "" {
+			b, err := os.ReadFile(envd)
+			if err != nil {
+				return fault.Wrap(fault.InvalidInput, err, "--envd")
+			}
+			r.Envd = string(b)
+		}
 		r.RequestID = id.New("cli-")
 		return a.with(func(api *cubeapi.Client) error {
 			j, err := api.FromImage(c.Context(), r)
@@ -139,6 +147,7 @@ func (a *app) fromImageCommand() *cobra.Command {
 	f.BoolVar(&passwordIn, "registry-password-stdin", false, "read the password from standard input")
 	f.BoolVar(&withCA, "with-cube-ca", true, "put the certificates of the egress proxy, if there are any, into the image")
 	probe = probeFlags(f)
+	f.StringVar(&envd, "envd", "", "program that is put in as the agent of sandboxes, in place of the usual one; it is not kept, so that a redo cannot build the image again")
 	f.IntVar(&r.Priority, "priority", 0, "of the jobs that wait, the higher is built first: -100 to 100")
 	f.BoolVar(&detach, "detach", false, "return as soon as the job is accepted")
 	return c

@@ -17,6 +17,8 @@ type FromImageRequest struct {
 	DistributionScope []string           `json:"distribution_scope,omitempty"`
 	Overrides         *ContainerOverride `json:"container_overrides,omitempty"`
 	Priority          int                `json:"priority,omitempty"`     // -100 to 100; of those that wait, the higher is built first
+	Envd              string             `json:"-"`                      // the agent of its sandboxes, in place of the usual one; it goes beside the JSON
+	EnvdSHA256        string             `json:"envd_sha256,omitempty"`  // of that agent; the server says it
 	WithCubeCA        *bool              `json:"with_cube_ca,omitempty"` // absent or true: the certificates of the egress proxy are put in
 	Network           *NetworkConfig     `json:"cube_network_config,omitempty"`
 	OldNetwork        *NetworkConfig     `json:"cubevs_context,omitempty"` // as cube_network_config, for older tools
@@ -220,6 +222,7 @@ type TCBuildRequest struct {
 	JobID      string           `json:"job_id" api:"required"`
 	TemplateID string           `json:"template_id" api:"required"`
 	Request    FromImageRequest `json:"request" api:"required"`
+	EnvdData   []byte           `json:"envd_data,omitempty"` // what envd_sha256 of the request is of
 	// Trace carries the W3C trace context, so that the build joins the trace.
 	Trace map[string]string `json:"trace,omitempty"`
 }

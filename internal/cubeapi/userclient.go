@@ -27,6 +27,10 @@ func NewClient(base, apiKey string) *Client {
 // FromImage submits a build and returns its job.
 func (c *Client) FromImage(ctx context.Context, r FromImageRequest) (*Job, error) {
 	var a JobAnswer
+	if r.Envd != "" {
+		err := c.fromImageForm(ctx, r, &a)
+		return a.Job, err
+	}
 	err := c.call(ctx, http.MethodPost, PathFromImage, r, &a)
 	return a.Job, err
 }

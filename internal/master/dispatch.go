@@ -19,9 +19,9 @@ import (
 // centerCall bounds one call of the template centre.
 const centerCall = 30 * time.Second
 
-// credentials of a registry are kept in memory, for as long as their job waits
-// for a builder. Nothing else keeps them.
-type credentials struct{ username, password string }
+// credentials of a registry, and an agent of the job's own, are kept in memory,
+// for as long as their job waits for a builder. Nothing else keeps them.
+type credentials struct{ username, password, envd string }
 
 func (m *Master) lend(id template.JobID, c credentials) {
 	m.mu.Lock()
@@ -128,7 +128,7 @@ func (m *Master) hand(ctx context.Context, id template.JobID) error {
 		return fault.New(fault.CredentialsLost, "job %s", id)
 	}
 	b := cubeapi.TCBuildRequest{JobID: string(j.ID), TemplateID: string(j.TemplateID), Request: k.FromImageRequest, Trace: telemetry.Carrier(ctx)}
-	b.Request.RegistryUsername, b.Request.RegistryPassword = creds.username, creds.password
+	b.Request.RegistryUsername, b.Request.RegistryPassword, b.EnvdData = creds.username, creds.password, []byte(creds.envd)
 	bounded, cancel := context.WithTimeout(ctx, centerCall)
 	defer cancel()
 	err = m.center.Build(bounded, b)

@@ -92,7 +92,7 @@ func (c *fakeCenter) removed() []string {
 
 func (c *fakeCenter) build(w http.ResponseWriter, r *http.Request) {
 	var q cubeapi.TCBuildRequest
-	if err := serve.ReadJSON(r, 1<<20, &q); err != nil {
+	if err := serve.ReadJSON(r, 1<<24, &q); err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}

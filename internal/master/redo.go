@@ -253,6 +253,8 @@ func (m *Master) decide(ctx context.Context, req cubeapi.RedoRequest, r *redoing
 	case r.rebuild == "":
 	case r.request.SourceImageRef == "":
 		return fault.New(fault.BytesLost, "template %s was made of no image and cannot be built again (%s)", r.id(), r.rebuild)
+	case r.request.EnvdSHA256 != "":
+		return fault.New(fault.EnvdNeeded, "template %s (%s)", r.id(), r.rebuild)
 	case r.request.Private && req.RegistryUsername == "":
 		return fault.New(fault.CredentialsNeeded, "template %s must be built again (%s)", r.id(), r.rebuild)
 	}
@@ -308,7 +310,7 @@ func sameRedo(ctx context.Context, tx *store.Tx, req cubeapi.RedoRequest) (templ
 // storeRedo stores the job of a redo and what hands it on, in one transaction
 // that looks at everything again.
 func (m *Master) storeRedo(ctx context.Context, req cubeapi.RedoRequest, seen redoing) (template.Job, error) {
-	creds := credentials{req.RegistryUsername, req.RegistryPassword}
+	creds := credentials{username: req.RegistryUsername, password: req.RegistryPassword}
 	private := seen.rebuild != "" && creds != credentials{}
 	fresh := template.JobID(id.New(template.JobPrefix))
 	if private {

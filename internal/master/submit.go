@@ -15,7 +15,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/id"
-	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
@@ -56,8 +55,7 @@ func keptOf(stored []byte) (kept, error) {
 }
 
 func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
-	var req cubeapi.FromImageRequest
-	unknown, err := serve.ReadJSONWarn(r, maxBody, &req)
+	req, unknown, err := m.readFromImage(r)
 	said := warnings(unknown)
 	if err == nil {
 		if req.Wait {
@@ -180,9 +178,9 @@ func checkPorts(r *cubeapi.FromImageRequest) error {
 // submit stores a job and what hands it on, in one transaction. The same
 // request again returns the job of the first; the password is no part of it.
 func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (template.Job, error) {
-	creds := credentials{req.RegistryUsername, req.RegistryPassword}
+	creds := credentials{req.RegistryUsername, req.RegistryPassword, req.Envd}
 	private := creds != credentials{}
-	req.RegistryUsername, req.RegistryPassword = "", "" // never stored
+	req.RegistryUsername, req.RegistryPassword, req.Envd = "", "", "" // never stored
 	stored, err := json.Marshal(kept{FromImageRequest: req, Private: private})
 	if err != nil {
 		return template.Job{}, err

@@ -44,7 +44,7 @@ func tracer() trace.Tracer { return otel.Tracer("paddock/templatecenter") }
 // pulled with. It waits its turn in the database behind those that came before.
 func (c *Center) serveBuild(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.TCBuildRequest
-	err := serve.ReadJSON(r, maxBody, &req)
+	err := serve.ReadJSON(r, maxBody+int64(c.cfg.TemplateCenter.MaxEnvdMiB)<<20*4/3, &req) // an envd is in base64
 	if err == nil {
 		err = c.accept(r.Context(), req)
 	}
@@ -86,12 +86,15 @@ func (c *Center) accept(ctx context.Context, req cubeapi.TCBuildRequest) error {
 	if err := sameRequest(j, req.Request); err != nil {
 		return err
 	}
+	if err := c.checkEnvd(req); err != nil {
+		return err
+	}
 	if held {
 		return fault.New(fault.BuildInProgress, "job %s", j.ID)
 	}
 	given := handOver{trace: req.Trace}
 	if isPrivate(j) { // of others, nothing is kept that could be
-		given.private, given.username, given.password = true, req.Request.RegistryUsername, req.Request.RegistryPassword
+		given.private, given.username, given.password, given.envd = true, req.Request.RegistryUsername, req.Request.RegistryPassword, req.EnvdData
 	}
 	return c.queue.hand(j.ID, given)
 }
@@ -215,9 +218,14 @@ func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest,
 	if err != nil {
 		return err
 	}
+	guest, done, err := c.guest(req, j.hand.envd)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, done()) }()
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
 		Reference: req.SourceImageRef, Auth: rootfs.Auth{Username: req.RegistryUsername, Password: req.RegistryPassword},
-		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: c.cfg.TemplateCenter.GuestBinary, WorkDir: c.cfg.TemplateCenter.WorkDir,
+		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: guest, WorkDir: c.cfg.TemplateCenter.WorkDir,
 		EgressCA: ca, Cache: c.cache, Limits: rootfs.LimitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: rootfs.PolicyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
 	})

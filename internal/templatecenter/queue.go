@@ -65,6 +65,7 @@ type queue struct {
 // when the job begins or ends.
 type handOver struct {
 	username, password string
+	envd               []byte // the agent of the job's own
 	private            bool
 	trace              map[string]string
 }
@@ -94,6 +95,8 @@ func (q *queue) hand(job template.JobID, h handOver) error {
 		return fault.New(fault.PeerUnavailable, "template centre: it stops")
 	case q.inHand[job]:
 		return fault.New(fault.BuildInProgress, "job %s", job)
+	case !known && len(h.envd) > 0 && q.heldEnvds()+len(h.envd) > envdsHeld*q.c.cfg.TemplateCenter.MaxEnvdMiB<<20:
+		return fault.New(fault.TooManyWaiting, "template centre: envd of job %s", job)
 	case known || len(q.handed) < maxHanded:
 		q.handed[job] = h
 	case h.private:

@@ -377,7 +377,7 @@ func (r *rig) job(ref string, change ...func(*cubeapi.FromImageRequest)) cubeapi
 	for _, c := range change {
 		c(&req)
 	}
-	private := req.RegistryUsername != ""
+	private := req.RegistryUsername != "" || req.EnvdSHA256 != ""
 	kept := req
 	kept.RegistryUsername, kept.RegistryPassword = "", ""
 	stored, err := json.Marshal(struct {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -74,6 +75,41 @@ func TestKilledInATrial(t *testing.T) {
 		t.Errorf("the job: %s", out)
 	}
 	c.must("tpl", "delete", "web")
+	c.empty("artifacts", "cubelet/images", "cubelet/sandboxes")
+}
+
+// A template with an envd of its own: what is put in is what was sent, and a redo
+// that would need it again is refused.
+func TestAnEnvdOfItsOwn(t *testing.T) {
+	registry := service.Registry(t)
+	c := newCluster(t)
+	c.env = append(c.env, "PADDOCK_HEAL_REBUILD=false")
+	c.start("up")
+	guest, err := os.ReadFile(filepath.Join(c.bin, "paddock-guest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := filepath.Join(c.dir, "envd")
+	if err := os.WriteFile(own, append(guest, "of its own"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.must("tpl", "create-from-image", "--image", busybox(t, registry, "box:1"), "--alias", "own", "--writable-layer-size", "32Mi", "--envd", own, "--probe", "49983")
+	id := c.sandbox("own")
+	if out := c.must("sandbox", "exec", id, "--", "sh", "-c", "dd if=/.paddock/guest bs=1 skip="+strconv.Itoa(len(guest))+" 2>/dev/null"); out != "of its own" {
+		t.Errorf("the guest ends with %q", out)
+	}
+	c.must("sandbox", "delete", id)
+	images, err := filepath.Glob(filepath.Join(c.data[0], "artifacts", "*.ext4"))
+	if err != nil || len(images) != 1 || os.Remove(images[0]) != nil {
+		t.Fatalf("images %v: %v", images, err)
+	}
+	if _, errs, code := c.run("", "tpl", "redo", "own"); code != 2 || !strings.Contains(errs, "envd_needed") {
+		t.Errorf("redo: %d %s", code, errs)
+	}
+	if _, errs, code := c.run("", "tpl", "create-from-image", "--image", registry+"/box:1", "--envd", "/etc/passwd"); code != 2 || !strings.Contains(errs, "ELF") {
+		t.Errorf("no program: %d %s", code, errs)
+	}
+	c.must("tpl", "delete", "own")
 	c.empty("artifacts", "cubelet/images", "cubelet/sandboxes")
 }
 

@@ -108,6 +108,7 @@ func (c *Config) checkCenter(k *checker) {
 	for _, r := range t.InsecureRegistries {
 		k.require(registryForm.MatchString(r), "templatecenter.insecure_registries", r, "must be host, host:port or host:*, without a scheme")
 	}
+	k.between("templatecenter.max_envd_mib", t.MaxEnvdMiB, 1, 1024)
 	k.positive("templatecenter.build_timeout", t.BuildTimeout)
 	k.positive("templatecenter.pending_stale_after", t.PendingStaleAfter)
 	k.positive("templatecenter.pulling_stale_after", t.PullingStaleAfter)

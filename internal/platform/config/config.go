@@ -106,6 +106,7 @@ type TemplateCenter struct {
 	ImageLimits         ImageLimits   `yaml:"image_limits"`
 	ImagePolicy         ImagePolicy   `yaml:"image_policy"`
 	GuestBinary         string        `yaml:"guest_binary" env:"PADDOCK_GUEST_BINARY" doc:"the agent put into every template; empty: paddock-guest beside this program"`
+	MaxEnvdMiB          int           `yaml:"max_envd_mib" env:"PADDOCK_MAX_ENVD_MIB" doc:"largest envd of a job's own, in MiB; master and template centre need the same"`
 	BuildTimeout        time.Duration `yaml:"build_timeout" env:"PADDOCK_BUILD_TIMEOUT" doc:"bound on one build"`
 	PendingStaleAfter   time.Duration `yaml:"pending_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PENDING_STALE_AFTER" doc:"a job that nobody started for so long has failed"`
 	PullingStaleAfter   time.Duration `yaml:"pulling_stale_after" env:"CUBE_TEMPLATE_CENTER_RECONCILE_PULLING_STALE_AFTER" doc:"a job whose image is pulled and that nobody reported on for so long has failed; one with a builder of this system ends, or is begun anew, as soon as that is lost"`

@@ -58,6 +58,7 @@ func Default() Config {
 				AbsoluteNames: true,
 			},
 			ImagePolicy:       ImagePolicy{Devices: "strip", FIFOs: "allow", Setuid: "allow", Capabilities: "allow"},
+			MaxEnvdMiB:        64,
 			BuildTimeout:      30 * time.Minute,
 			PendingStaleAfter: 10 * time.Minute,
 			PullingStaleAfter: 2 * time.Minute,

@@ -1,0 +1,25 @@
+package template
+
+import (
+	"bytes"
+	"debug/elf"
+
+	"github.com/paddock-dev/paddock/internal/fault"
+)
+
+var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// CheckGuest refuses what cannot be run as the agent of sandboxes on a machine of
+// that architecture, as Go names it.
+func CheckGuest(program []byte, arch string) error {
+	f, err := elf.NewFile(bytes.NewReader(program))
+	switch {
+	case err != nil:
+		return fault.Wrap(fault.InvalidInput, err, "envd: it is no program in the ELF format")
+	case f.Type != elf.ET_EXEC && f.Type != elf.ET_DYN:
+		return fault.New(fault.InvalidInput, "envd: it is an ELF file of type %s, not a program", f.Type)
+	case f.Machine != machines[arch]:
+		return fault.New(fault.InvalidInput, "envd: it is a program for %s, the hosts are %s", f.Machine, arch)
+	}
+	return nil
+}
