@@ -159,7 +159,7 @@ func discard(c *sql.Conn) {
 // fileLock locks a file beside the SQLite database: it ends with the process,
 // as GET_LOCK ends with its connection.
 func (s *Store) fileLock(ctx context.Context, name string, wait time.Duration, fn func(ctx context.Context) error) (_ bool, err error) {
-	path, err := s.lockPath(ctx, name)
+	path, err := s.lockPath(name)
 	if err != nil {
 		return false, fault.Wrap(fault.StoreUnavailable, err, "lock %s", name)
 	}
@@ -210,11 +210,12 @@ func tryLock(path string) (*os.File, error) {
 	}
 }
 
-func (s *Store) lockPath(ctx context.Context, name string) (string, error) {
-	var file string
-	if err := s.db.QueryRowContext(ctx, "SELECT file FROM pragma_database_list WHERE name = 'main'").Scan(&file); err != nil {
-		return "", err
-	}
+// databaseFile is where SQLite has the database.
+func (s *Store) databaseFile(ctx context.Context) (file string, err error) {
+	return file, s.db.QueryRowContext(ctx, "SELECT file FROM pragma_database_list WHERE name = 'main'").Scan(&file)
+}
+
+func (s *Store) lockPath(name string) (string, error) {
 	safe := strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
 			return r
@@ -225,6 +226,6 @@ func (s *Store) lockPath(ctx context.Context, name string) (string, error) {
 		sum := sha256.Sum256([]byte(name))
 		safe += "-" + hex.EncodeToString(sum[:])[:16]
 	}
-	dir := file + ".locks"
+	dir := s.file + ".locks"
 	return filepath.Join(dir, safe), os.MkdirAll(dir, 0o700)
 }

@@ -33,8 +33,9 @@ type Options struct {
 // Store is an open database. It is safe for concurrent use.
 type Store struct {
 	pools
-	d   dialect
-	log *slog.Logger
+	d    dialect
+	log  *slog.Logger
+	file string // of SQLite's database; named locks are beside it
 }
 
 // Open connects, and brings the schema up to date unless it may not. It
@@ -57,6 +58,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		s.log = slog.New(slog.DiscardHandler)
 	}
 	err = s.meet(ctx)
+	if err == nil && s.locks == nil {
+		s.file, err = s.databaseFile(ctx)
+	}
 	if err == nil {
 		err = s.migrate(ctx, o.AutoMigrate)
 	}
