@@ -64,7 +64,7 @@ func define(ctx context.Context, tx *store.Tx, j *template.Job) (template.Defini
 	if err != nil || j.Alias == "" {
 		return d, err
 	}
-	named, from, err := templatedb.ClaimAlias(ctx, tx, d, j.Alias, j.CreatedAt)
+	named, from, err := templatedb.ClaimAlias(ctx, tx, d, j.Alias, j.AliasAsked())
 	switch {
 	case errors.Is(err, fault.AliasTaken):
 		j.Error = clip(err.Error()) // a warning: the template is good without it

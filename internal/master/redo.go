@@ -93,6 +93,7 @@ type redoing struct {
 	latest     template.Job // whatever it was for
 	request    kept
 	alias      string // that a template which never came to be asked for
+	asked      time.Time // for the alias
 	ref        string // of the image, for people
 	digest     string
 	artifact   template.Artifact
@@ -152,7 +153,7 @@ func (r *redoing) readSource(ctx context.Context, tx *store.Tx) (err error) {
 			return fault.New(fault.TemplateNotFound, "template %s: no job says how it is made", r.latest.TemplateID)
 		}
 		stored, r.alias, r.ref, r.digest = j.Request, j.Alias, j.ImageRef, j.Digest
-		r.definition.ArtifactID = j.ArtifactID
+		r.definition.ArtifactID, r.asked = j.ArtifactID, j.AliasAsked()
 	}
 	r.request, err = keptOf(stored)
 	return err
@@ -370,7 +371,7 @@ func (r *redoing) job(req cubeapi.RedoRequest, fresh template.JobID, private boo
 	stored, err := json.Marshal(source)
 	j := template.Job{
 		ID: fresh, TemplateID: r.id(), RequestID: req.RequestID, Operation: template.OpRedo, AttemptNo: r.latest.AttemptNo + 1, RetryOf: r.latest.ID, Alias: r.alias,
-		Plan:  template.Plan{RedoMode: redoMode(req), Asked: req.TemplateID, Scope: req.DistributionScope, ResumePhase: resume},
+		Plan:  template.Plan{RedoMode: redoMode(req), Asked: req.TemplateID, Scope: req.DistributionScope, ResumePhase: resume, AliasAsked: r.asked},
 		Phase: resume, Request: stored, ImageRef: r.ref, Digest: r.digest, PhaseTimes: template.PhaseTimes{},
 	}
 	for _, f := range r.targets {

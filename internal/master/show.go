@@ -250,7 +250,10 @@ func (m *Master) moveAlias(ctx context.Context, tx *store.Tx, name, alias string
 		return d, fault.New(fault.TemplateNotReady, "template %s is %s", d.ID, d.State)
 	}
 	if alias == d.Alias {
-		return d, nil
+		if alias != "" { // it counts from now: who asked before does not get it
+			d, _, err = templatedb.ClaimAlias(ctx, tx, d, alias, tx.Now)
+		}
+		return d, err
 	}
 	action, before, from := actAliasSet, d.Alias, template.ID("")
 	if alias == "" {

@@ -170,5 +170,29 @@ func TestTheLastToAskHasTheAlias(t *testing.T) {
 			t.Errorf("the fourth: %+v", j)
 		}
 		holds(one.TemplateID)
+		// Also when it has the alias already.
+		five, q5 := r.submitIdle(alias("app"), spec(5))
+		_, err = r.api.SetAlias(t.Context(), one.TemplateID, "app")
+		must(t, err)
+		must(t, r.center.report.Job(t.Context(), five.JobID, r.center.built(q5)))
+		if j := r.ended(five.JobID); j.Status != cubeapi.StatusReady || j.ErrorMessage == "" {
+			t.Errorf("the fifth: %+v", j)
+		}
+		holds(one.TemplateID)
+		// A create that is done again asks no later than it did.
+		six, _ := r.submitIdle(alias("app"), spec(6))
+		must(t, r.center.report.Job(t.Context(), six.JobID, cubeapi.JobReport{Status: "FAILED", ErrorCode: "registry_unavailable", ErrorMessage: "away"}))
+		r.ended(six.JobID)
+		seven, q7 := r.submitIdle(alias("app"), spec(7))
+		must(t, r.center.report.Job(t.Context(), seven.JobID, r.center.built(q7)))
+		r.ended(seven.JobID)
+		holds(seven.TemplateID)
+		r.center.set(func(c *fakeCenter) { c.idle = false })
+		for range 2 { // and so does one that does a redo again
+			if j := r.redo(cubeapi.RedoRequest{TemplateID: six.TemplateID}); j.Status != cubeapi.StatusReady {
+				t.Errorf("the sixth: %+v", j)
+			}
+			holds(seven.TemplateID)
+		}
 	})
 }

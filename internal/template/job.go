@@ -97,6 +97,9 @@ type Plan struct {
 	ResumePhase Phase     `json:"resume_phase,omitempty"`
 	Returned    int       `json:"returned,omitempty"` // builders that stopped and gave it back
 	Said        Said      `json:"said,omitzero"`
+	// AliasAsked is when the alias of a redo was asked for: with the create that
+	// it does again. An alias that was given since is not taken back.
+	AliasAsked time.Time `json:"alias_asked,omitzero"`
 }
 
 // Said is how far a builder's words are in the log: a report that comes twice
@@ -153,6 +156,14 @@ type Job struct {
 	PhaseTimes PhaseTimes // when each phase began, for the table of the CLI
 	CreatedAt  time.Time
 	ChangedAt  time.Time // any change or heartbeat; what a stall is measured from
+}
+
+// AliasAsked is when the job's alias was asked for.
+func (j Job) AliasAsked() time.Time {
+	if !j.Plan.AliasAsked.IsZero() {
+		return j.Plan.AliasAsked
+	}
+	return j.CreatedAt
 }
 
 // Pull is how far the download of an image's layers is.
