@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -64,6 +66,9 @@ func (a *app) requestFile(name string) (map[string]any, error) {
 	}
 	var request map[string]any
 	if !json.Valid(b) {
+		if err := plainYAML(b); err != nil {
+			return nil, fmt.Errorf("--file %s: %w", name, err)
+		}
 		if b, err = yaml.YAMLToJSON(b); err != nil {
 			return nil, fault.Wrap(fault.InvalidInput, errors.New(yaml.FormatError(err, false, false)), "--file %s: neither YAML nor JSON", name)
 		}
@@ -72,6 +77,28 @@ func (a *app) requestFile(name string) (map[string]any, error) {
 		return nil, fault.New(fault.InvalidInput, "--file %s: must be an object, as docs/api.md has it", name)
 	}
 	return request, nil
+}
+
+// maxNesting is how deep lists and maps in brackets may lie in each other.
+const maxNesting = 100
+
+// plainYAML refuses what lets a few bytes stand for very many.
+func plainYAML(b []byte) error {
+	depth := 0
+	for _, t := range lexer.Tokenize(string(b)) {
+		switch t.Type {
+		case token.AnchorType, token.AliasType:
+			return fault.New(fault.InvalidInput, "line %d: a request has no anchors (&) and aliases (*): write out what they stand for", t.Position.Line)
+		case token.SequenceStartType, token.MappingStartType:
+			depth++
+		case token.SequenceEndType, token.MappingEndType:
+			depth--
+		}
+		if depth > maxNesting {
+			return fault.New(fault.InvalidInput, "line %d: over %d brackets in each other", t.Position.Line, maxNesting)
+		}
+	}
+	return nil
 }
 
 func (a *app) warn(list []string) {

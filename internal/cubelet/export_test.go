@@ -2,6 +2,9 @@ package cubelet
 
 import "github.com/paddock-dev/paddock/internal/cubelet/network"
 
+// AnswerHTTP is one try of an HTTP probe.
+var AnswerHTTP = answerHTTP
+
 // Networks is where sandboxes get their networks from.
 func (c *Cubelet) Networks() *network.Pool { return c.nets }
 

@@ -187,6 +187,9 @@ func answerHTTP(ctx context.Context, address string, h *sandbox.HTTPProbe) error
 	if answer.StatusCode >= http.StatusOK && answer.StatusCode < http.StatusBadRequest {
 		return nil
 	}
+	if answer.StatusCode < http.StatusOK { // after 101 the body is the connection, and may never end
+		return fmt.Errorf("%d", answer.StatusCode)
+	}
 	body, _ := io.ReadAll(io.LimitReader(answer.Body, answerMax)) // for people: what there is of it
 	if text := strings.TrimSpace(string(body)); text != "" {
 		return fmt.Errorf("%d %q", answer.StatusCode, text)

@@ -227,10 +227,11 @@ func checkCreate(r *cubeapi.SandboxCreateRequest) (err error) {
 	for k, v := range r.Envs {
 		all = append(all, cubeapi.KeyValue{Key: k, Value: v})
 	}
+	var command, args []string
 	for _, c := range r.Containers {
-		all = append(all, c.Envs...)
+		command, args, all = c.Command, c.Args, append(all, c.Envs...)
 	}
-	return checkEnvs(&cubeapi.ContainerOverride{Envs: all})
+	return checkProgram(command, args, all)
 }
 
 // program is what a sandbox starts with, as an image says it: the entrypoint

@@ -92,9 +92,9 @@ type redoing struct {
 	defined    bool         // else only jobs tell of the template: it never came to be
 	latest     template.Job // whatever it was for
 	request    kept
-	alias      string // that a template which never came to be asked for
+	alias      string    // that a template which never came to be asked for
 	asked      time.Time // for the alias
-	ref        string // of the image, for people
+	ref        string    // of the image, for people
 	digest     string
 	artifact   template.Artifact
 	found      bool // there is a row of the artifact

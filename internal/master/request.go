@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -44,7 +45,10 @@ func checkRequestID(id string) error {
 	return nil
 }
 
-func isText(s string) bool { return strings.ToValidUTF8(s, "") == s }
+func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+
+// isName is isText without what moves a terminal's cursor.
+func isName(s string) bool { return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl) }
 
 // checkFields refuses what a build request asks for and no sandbox would have.
 // What older tools call otherwise is given its name, so that one request is
@@ -174,7 +178,7 @@ func checkOverrides(o *cubeapi.ContainerOverride) error {
 		return fault.New(fault.InvalidInput, "%d annotations, at most %d", len(o.Annotations), maxAnnotations)
 	}
 	for k, v := range o.Annotations {
-		if k == "" || len(k)+len(v) > maxAnnotation || !isText(k) || !isText(v) {
+		if k == "" || len(k)+len(v) > maxAnnotation || !isName(k) || !isText(v) {
 			return fault.New(fault.InvalidInput, "annotation %.64q: name and value are text, of at most %d bytes", k, maxAnnotation)
 		}
 	}

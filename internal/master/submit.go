@@ -117,8 +117,10 @@ func normaliseSpec(r *cubeapi.FromImageRequest) error {
 	if _, err := resources(r.Overrides, nil, 0); err != nil {
 		return err
 	}
-	if err := checkEnvs(r.Overrides); err != nil {
-		return err
+	if o := r.Overrides; o != nil {
+		if err := checkProgram(o.Command, o.Args, o.Envs); err != nil {
+			return err
+		}
 	}
 	if err := checkProbe(r.Overrides); err != nil {
 		return err
@@ -145,14 +147,36 @@ func checkImage(r *cubeapi.FromImageRequest) error {
 	return nil
 }
 
-func checkEnvs(o *cubeapi.ContainerOverride) error {
-	if o == nil {
-		return nil
+// What the kernel takes of a program's arguments and environment: of one string,
+// and, well below its limit, of all.
+const (
+	maxString  = 128<<10 - 1
+	maxStrings = 1 << 20
+)
+
+// checkProgram refuses a command and variables that no kernel can start.
+func checkProgram(command, args []string, envs []cubeapi.KeyValue) error {
+	total := 0
+	if len(command) > 0 && command[0] == "" {
+		return fault.New(fault.InvalidInput, "command: its first word, the program, is empty")
 	}
-	for _, e := range o.Envs {
-		if e.Key == "" || strings.ContainsAny(e.Key, "=\x00") || strings.Contains(e.Value, "\x00") {
-			return fault.New(fault.InvalidInput, "environment variable %q", e.Key)
+	for i, word := range slices.Concat(command, args) {
+		total += len(word) + 1
+		if strings.ContainsRune(word, 0) || len(word) > maxString {
+			return fault.New(fault.InvalidInput, "word %d of command and args: at most %d bytes, none of them zero", i, maxString)
 		}
+	}
+	for _, e := range envs {
+		total += len(e.Key) + len(e.Value) + 2
+		switch {
+		case e.Key == "" || strings.ContainsAny(e.Key, "=\x00") || !isName(e.Key) || strings.ContainsRune(e.Value, 0):
+			return fault.New(fault.InvalidInput, "environment variable %.128q", e.Key)
+		case len(e.Key)+len(e.Value)+1 > maxString:
+			return fault.New(fault.InvalidInput, "environment variable %.128q: over %d bytes", e.Key, maxString)
+		}
+	}
+	if total > maxStrings {
+		return fault.New(fault.InvalidInput, "command, args and environment have %d bytes, at most %d", total, maxStrings)
 	}
 	return nil
 }

@@ -271,7 +271,7 @@ func checkLabels(labels map[string]string) error {
 		return fault.New(fault.InvalidInput, "%d labels, at most %d", len(labels), maxAnnotations)
 	}
 	for name, v := range labels {
-		if name == "" || len(name)+len(v) > maxAnnotation || !isText(name) || !isText(v) {
+		if name == "" || len(name)+len(v) > maxAnnotation || !isName(name) || !isText(v) {
 			return fault.New(fault.InvalidInput, "label %.64q: name and value are text, of at most %d bytes", name, maxAnnotation)
 		}
 	}

@@ -21,5 +21,10 @@ func CheckGuest(program []byte, arch string) error {
 	case f.Machine != machines[arch]:
 		return fault.New(fault.InvalidInput, "envd: it is a program for %s, the hosts are %s", f.Machine, arch)
 	}
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return fault.New(fault.InvalidInput, "envd: it needs a loader and libraries, which images may lack: link it statically (CGO_ENABLED=0)")
+		}
+	}
 	return nil
 }

@@ -42,6 +42,10 @@ func (c *cluster) settled() {
 		return json.Unmarshal([]byte(c.must("tpl", "info", "box", "-o", "json")), &d) == nil && d.Status == "READY" &&
 			json.Unmarshal([]byte(c.must("tpl", "status", d.JobID, "-o", "json")), &j) == nil && j.Status == "READY"
 	})
+	c.eventually("no job at work", time.Minute, func() bool {
+		_, _, code := c.run("", "tpl", "redo", "box", "--dry-run")
+		return code == 0
+	})
 	id := c.sandbox("box")
 	if out := c.must("sandbox", "exec", id, "--", "echo", "works"); out != "works\n" {
 		c.t.Errorf("it said %q", out)
@@ -68,12 +72,12 @@ func TestCrashInARedo(t *testing.T) {
 			}
 			c.env = append(clean, "PADDOCK_FAILPOINTS="+place+"=crash")
 			c.start("up")
-			_, errs, _ := c.run("", "tpl", "redo", "box")
+			_, errs, _ := c.run("", "tpl", "redo", "box", "--detach")
 			t.Log(errs)
 			c.crashed(place)
 			c.env = clean
 			c.start("up")
-			c.eventually("the bytes are there again", time.Minute, func() bool { return c.images("data/artifacts") == 1 })
+			c.eventually("the bytes are there again", 2*time.Minute, func() bool { return c.images("data/artifacts") == 1 })
 			c.settled()
 			c.must("tpl", "delete", "box")
 			for _, dir := range imageDirs {
@@ -95,7 +99,7 @@ func TestCrashInAMove(t *testing.T) {
 			clean := append(c.env, "CUBE_ARTIFACT_STORE_BACKEND=s3", "CUBE_S3_ENDPOINT="+s3.Endpoint, "CUBE_S3_BUCKET="+s3.Bucket, "CUBE_S3_ACCESS_KEY="+s3.AccessKey, "CUBE_S3_SECRET_KEY="+s3.SecretKey, "CUBE_S3_REGION="+s3.Region, "CUBE_S3_USE_PATH_STYLE=true", "CUBE_S3_USE_SSL=false")
 			c.env = append(clean, "PADDOCK_FAILPOINTS="+place+"=crash")
 			c.start("up")
-			_, errs, _ := c.run("", "tpl", "merge", "box")
+			_, errs, _ := c.run("", "tpl", "merge", "box", "--detach")
 			t.Log(errs)
 			c.crashed(place)
 			c.env = clean
