@@ -1,6 +1,10 @@
 package cubelet
 
-import "github.com/paddock-dev/paddock/internal/cubelet/network"
+import (
+	"context"
+
+	"github.com/paddock-dev/paddock/internal/cubelet/network"
+)
 
 // Networks is where sandboxes get their networks from.
 func (c *Cubelet) Networks() *network.Pool { return c.nets }
@@ -13,3 +17,24 @@ func ResolvConf(y *network.Policy, servers []string, machine string) string {
 	}
 	return resolvConf(e, machine)
 }
+
+// Guest speaks to the guest at an address.
+type Guest struct{ c *guestClient }
+
+func NewGuest(base string) Guest { return Guest{clientAt(base)} }
+
+func (g Guest) Ready(ctx context.Context) error { return g.c.health(ctx, longestPatience) }
+func (g Guest) Init(ctx context.Context) error  { return g.c.init(ctx, settings{}) }
+
+// Launch starts the template's own process and stops listening.
+func (g Guest) Launch(ctx context.Context, command ...string) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	events, err := g.c.launch(ctx, command)
+	if err != nil {
+		return err
+	}
+	return events.Close()
+}
+
+func (g Guest) Answer(ctx context.Context, command ...string) error { return g.c.answer(ctx, command) }

@@ -37,7 +37,10 @@ type guestClient struct {
 }
 
 func newGuestClient(ip string) *guestClient {
-	base := "http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort))
+	return clientAt("http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort)))
+}
+
+func clientAt(base string) *guestClient {
 	client := &http.Client{Transport: &http.Transport{
 		DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
 		MaxIdleConnsPerHost: 4,
@@ -109,18 +112,34 @@ func (g *guestClient) init(ctx context.Context, s settings) error {
 const startTag = "start"
 
 // launch starts the template's own process and returns what it says, until ctx
-// ends. It runs on when nobody listens.
+// ends. It runs on when nobody listens: the guest ends a process at the call's
+// deadline, so the call has none of its own and ends with ctx.
 func (g *guestClient) launch(ctx context.Context, command []string) (*connect.ServerStreamForClient[envdpb.StartResponse], error) {
+	own, stop := context.WithCancel(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, stop)
 	tag := startTag
-	events, err := g.start(ctx, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
+	events, err := g.start(own, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
+	if err == nil && !events.Receive() {
+		err = errors.Join(broken(events.Err()), events.Close())
+	}
+	if err == nil {
+		return events, nil
+	}
+	unhook()
+	stop()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, fault.Wrap(fault.Deadline, err, "start of the sandbox's program")
+	}
+	return nil, err
+}
+
+// broken is why a process's events came to no end: the call's failure, or that
+// there was none.
+func broken(err error) error {
 	if err != nil {
-		return nil, err
+		return rpcFault(err)
 	}
-	if !events.Receive() {
-		err := rpcFault(events.Err())
-		return nil, errors.Join(err, events.Close())
-	}
-	return events, nil
+	return fault.New(fault.GuestUnreachable, "guest: the answer broke off")
 }
 
 // do sends a request and turns a refusal into its fault.

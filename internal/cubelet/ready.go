@@ -221,7 +221,7 @@ func (g *guestClient) answer(ctx context.Context, command []string) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("no end in time%s", p.said())
 		}
-		return rpcFault(events.Err())
+		return broken(events.Err())
 	case end.GetExited() && end.GetExitCode() == 0:
 		return nil
 	}
