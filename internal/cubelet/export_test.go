@@ -38,3 +38,12 @@ func (g Guest) Launch(ctx context.Context, command ...string) error {
 }
 
 func (g Guest) Answer(ctx context.Context, command ...string) error { return g.c.answer(ctx, command) }
+
+// Read reads a file.
+func (g Guest) Read(ctx context.Context, path string) error {
+	body, _, err := g.c.read(ctx, path, "")
+	if err != nil {
+		return err
+	}
+	return body.Close()
+}

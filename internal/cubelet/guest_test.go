@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -94,5 +95,65 @@ func TestAProgramOutlivesItsStart(t *testing.T) {
 			return err == nil && c.Close() == nil
 		})
 		w.delete(s.GetSandboxId())
+	}
+}
+
+func TestAGuestThatSaysTooMuch(t *testing.T) {
+	big := make([]byte, 16<<20)
+	for i := range big {
+		big[i] = 'x'
+	}
+	g, _ := oddGuest(t, func(rw http.ResponseWriter, _ *http.Request) {
+		events(rw,
+			&envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_Data{Data: &envdpb.ProcessEvent_DataEvent{Output: &envdpb.ProcessEvent_DataEvent_Stdout{Stdout: big}}}},
+			&envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_End{End: &envdpb.ProcessEvent_EndEvent{Exited: true}}})
+	})
+	if err := g.Launch(t.Context(), "x"); err == nil {
+		t.Error("launch takes a message of 16 MiB")
+	}
+	if err := g.Answer(t.Context(), "x"); err == nil {
+		t.Error("a probe takes a message of 16 MiB")
+	}
+	wordy, _ := oddGuest(t, func(rw http.ResponseWriter, _ *http.Request) {
+		events(rw, &envdpb.ProcessEvent{Event: &envdpb.ProcessEvent_End{End: &envdpb.ProcessEvent_EndEvent{Status: string(big[:2<<20])}}})
+	})
+	if err := wordy.Answer(t.Context(), "x"); err == nil || len(err.Error()) > 2000 {
+		t.Errorf("a status of 2 MiB: %.100v", err)
+	}
+	heads, _ := oddGuest(t, func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("X-Much", string(big[:1<<20]))
+		rw.WriteHeader(http.StatusNoContent)
+	})
+	if heads.Ready(t.Context()) == nil || heads.Init(t.Context()) == nil {
+		t.Error("headers of 1 MiB are taken")
+	}
+	errs, _ := oddGuest(t, func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Type", "application/connect+proto")
+		envelope(rw, 2, append(append([]byte(`{"error":{"code":"internal","message":"`), big[:2<<20]...), `"}}`...))
+	})
+	if err := errs.Launch(t.Context(), "x"); err == nil || len(err.Error()) > 3000 {
+		t.Errorf("an error of 2 MiB: %.100v", err)
+	}
+}
+
+// A guest cannot have its host ask somebody else.
+func TestAGuestSendsItsHostNowhere(t *testing.T) {
+	var asked atomic.Bool
+	_, private := oddGuest(t, func(rw http.ResponseWriter, _ *http.Request) {
+		asked.Store(true)
+		rw.WriteHeader(http.StatusNoContent)
+	})
+	g, _ := oddGuest(t, func(rw http.ResponseWriter, r *http.Request) {
+		http.Redirect(rw, r, private+"/secret", http.StatusTemporaryRedirect)
+	})
+	for name, err := range map[string]error{
+		"health": g.Ready(t.Context()), "init": g.Init(t.Context()), "read": g.Read(t.Context(), "/x"), "launch": g.Launch(t.Context(), "x"),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if asked.Load() {
+		t.Error("the other was asked")
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,6 +25,10 @@ const (
 	guestPort  = 49983
 	headerCode = "X-Paddock-Code" // set by the guest beside a refusal
 	dialTime   = 2 * time.Second
+
+	// A guest may be a user's own: what it says is bounded.
+	messageMax = 4 << 20 // bytes of one message; the largest are chunks of output, and the way on takes no more
+	wordsMax   = 1 << 10 // bytes of what it says for people
 
 	firstPause, longestPause       = time.Millisecond, 20 * time.Millisecond
 	firstPatience, longestPatience = 100 * time.Millisecond, 2 * time.Second
@@ -41,13 +46,19 @@ func newGuestClient(ip string) *guestClient {
 }
 
 func clientAt(base string) *guestClient {
-	client := &http.Client{Transport: &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
-		MaxIdleConnsPerHost: 4,
-		IdleConnTimeout:     30 * time.Second,
-		DisableCompression:  true,
-	}}
-	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base)}
+	client := &http.Client{
+		Transport: &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
+			MaxIdleConnsPerHost: 4,
+			IdleConnTimeout:     30 * time.Second,
+			DisableCompression:  true,
+
+			MaxResponseHeaderBytes: headerMax,
+		},
+		// No redirect: a guest must not have its host ask others.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base, connect.WithReadMaxBytes(messageMax))}
 }
 
 func (g *guestClient) close() { g.http.CloseIdleConnections() }
@@ -168,12 +179,18 @@ func (g *guestClient) do(ctx context.Context, method, path string, body io.Reade
 	return nil, guestFault(answer.Header.Get(headerCode), answer.StatusCode, e.Message)
 }
 
+// words is what a guest says for people, in a size and form to hand on.
+func words(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), wordsMax)], "?")
+}
+
 // guestFault returns the fault that the guest named, or the class of its
 // status.
 func guestFault(code string, status int, message string) error {
+	message = words(message)
 	switch {
 	case code != "":
-		return fault.FromName(code, status, message)
+		return fault.FromName(words(code), status, message)
 	case status == http.StatusUnauthorized || status == http.StatusBadRequest:
 		return fault.New(fault.InvalidInput, "%s", message)
 	}
@@ -225,12 +242,13 @@ func rpcFault(err error) error {
 	if !errors.As(err, &e) {
 		return fault.Wrap(fault.GuestUnreachable, err, "guest")
 	}
+	err = connect.NewError(e.Code(), errors.New(words(e.Message())))
 	if code := e.Meta().Get(headerCode); code != "" {
-		return fault.FromName(code, 0, e.Message())
+		return guestFault(code, 0, e.Message())
 	}
 	switch e.Code() {
 	case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodePermissionDenied:
-		return fault.New(fault.InvalidInput, "%s", e.Message())
+		return fault.New(fault.InvalidInput, "%s", words(e.Message()))
 	case connect.CodeCanceled:
 		return fault.Wrap(fault.CallCancelled, err, "guest")
 	case connect.CodeDeadlineExceeded:

@@ -286,9 +286,9 @@ func (p *program) describe(started bool) string {
 func ending(e *envdpb.ProcessEvent_EndEvent) string {
 	switch {
 	case e.GetError() != "":
-		return e.GetError()
+		return words(e.GetError())
 	case e.GetStatus() != "":
-		return e.GetStatus()
+		return words(e.GetStatus())
 	}
 	return fmt.Sprintf("exit status %d", e.GetExitCode())
 }
