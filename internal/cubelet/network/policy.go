@@ -18,8 +18,8 @@ import (
 // Policy is what a sandbox may reach by itself. The zero one is nothing.
 //
 // Some addresses it never reaches, whatever the policy says: this machine,
-// other sandboxes, link-local addresses (where clouds serve credentials), and
-// the ports of the control plane in private networks. A private network is
+// other sandboxes, link-local addresses and others where clouds serve
+// credentials, and the ports of the control plane in private networks. A private network is
 // reached only by an entry of Allow that lies in it: neither the internet nor a
 // wider entry means it. Of Allow and Deny, Allow counts.
 type Policy struct {
@@ -55,10 +55,13 @@ func prefixes(list ...string) (all []netip.Prefix) {
 
 var (
 	// never are addresses that lead to nobody else, or to the cloud's own
-	// services.
-	never = prefixes("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
+	// services: link-local ones, those of IETF protocols (Oracle's cloud), the
+	// one of Azure and the one of Alibaba's cloud. Of the IANA's registry of
+	// special purposes the rest is left out on purpose: what everybody may reach,
+	// and documentation's, which leads nowhere.
+	never = prefixes("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32")
 	// private are the networks that are not of the internet.
-	private = prefixes("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+	private = prefixes("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15")
 )
 
 func within(ip netip.Prefix, nets []netip.Prefix) bool {

@@ -377,3 +377,33 @@ func TestNobodySpeaksForAnother(t *testing.T) {
 		t.Errorf("the world heard %q", got)
 	}
 }
+
+// What clouds serve to their machines, and networks that are not of the
+// internet, are not opened by a policy that opens all of it.
+func TestWhatIsNotOfTheInternet(t *testing.T) {
+	all := network.Policy{Internet: true, Allow: list("0.0.0.0/0")}
+	for addr, c := range map[string]struct{ internet, named bool }{
+		"168.63.129.16":   {false, false}, // Azure
+		"192.0.0.192":     {false, false}, // Oracle's cloud
+		"100.100.100.200": {false, false}, // Alibaba's cloud
+		"169.254.169.254": {false, false},
+		"127.0.0.1":       {false, false},
+		"255.255.255.255": {false, false},
+		"240.0.0.1":       {false, false},
+		"192.88.99.1":     {false, false},
+		"198.18.0.1":      {false, true},
+		"198.19.255.1":    {false, true},
+		"100.64.0.1":      {false, true},
+		"10.0.0.1":        {false, true},
+		"168.63.129.17":   {true, true},
+		"192.0.1.1":       {true, true},
+		"198.20.0.1":      {true, true},
+		"192.31.196.1":    {true, true}, // of the registry, and reachable by all
+	} {
+		ip := netip.MustParseAddr(addr)
+		named := network.Policy{Allow: list(addr + "/32")}
+		if all.Reaches(ip) != c.internet || (network.Policy{Internet: true}).Reaches(ip) != c.internet || named.Reaches(ip) != c.named {
+			t.Errorf("%s: reached by the internet %t, by its name %t; want %t, %t", addr, all.Reaches(ip), named.Reaches(ip), c.internet, c.named)
+		}
+	}
+}
