@@ -54,15 +54,15 @@ func egressOf(r *hostpb.Egress) (*network.Policy, error) {
 	if r == nil {
 		return nil, nil //nolint:nilnil // no policy is one
 	}
-	allow, err := prefixes(r.GetAllow())
+	allow, err := networks(r.GetAllow())
 	if err != nil {
 		return nil, err
 	}
-	deny, err := prefixes(r.GetDeny())
+	deny, err := networks(r.GetDeny())
 	return &network.Policy{Internet: r.GetInternet(), Allow: allow, Deny: deny}, err
 }
 
-func prefixes(list []string) (all []netip.Prefix, err error) {
+func networks(list []string) (all []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil || !p.Addr().Is4() {
