@@ -2,8 +2,11 @@ package cubelet
 
 import (
 	"context"
+	"log/slog"
+	"net/netip"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 )
 
 // Networks is where sandboxes get their networks from.
@@ -16,6 +19,13 @@ func ResolvConf(y *network.Policy, servers []string, machine string) string {
 		e.Resolver = &resolver{Servers: servers}
 	}
 	return resolvConf(e, machine)
+}
+
+// Control is where the control plane of a host listens.
+func Control(ctx context.Context, port int, master, templateCentre string) (ports []uint16, plane []netip.AddrPort) {
+	c := &Cubelet{port: port, log: slog.New(slog.DiscardHandler)}
+	c.cfg.Master = config.Master{Addr: master, TemplateCenterAddr: templateCentre}
+	return c.control(ctx)
 }
 
 // Guest speaks to the guest at an address.

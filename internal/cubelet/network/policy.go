@@ -19,7 +19,8 @@ import (
 //
 // Some addresses it never reaches, whatever the policy says: this machine,
 // other sandboxes, link-local addresses and others where clouds serve
-// credentials, and the ports of the control plane in private networks. A private network is
+// credentials, the addresses of the control plane that Open is told, and its
+// ports in private networks. A private network is
 // reached only by an entry of Allow that lies in it: neither the internet nor a
 // wider entry means it. Of Allow and Deny, Allow counts.
 type Policy struct {
@@ -107,6 +108,7 @@ add rule inet {{.Table}} {{.Chain}} meta nfproto != ipv4 return
 add rule inet {{.Table}} {{.Chain}} ip saddr != {{.IP}} return
 add rule inet {{.Table}} {{.Chain}} fib daddr type != unicast return
 add rule inet {{.Table}} {{.Chain}} ip daddr @never return
+add rule inet {{.Table}} {{.Chain}} meta l4proto { tcp, udp } ip daddr . th dport @plane return
 add rule inet {{.Table}} {{.Chain}} ip daddr @private meta l4proto { tcp, udp } th dport @control return
 {{with .Private}}add rule inet {{$.Table}} {{$.Chain}} ip daddr { {{.}} } accept{{end}}
 add rule inet {{.Table}} {{.Chain}} ip daddr @private return

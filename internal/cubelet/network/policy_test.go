@@ -224,6 +224,21 @@ func TestNoPolicyOpensTheControlPlane(t *testing.T) {
 	check(t, c.Close())
 }
 
+// Where the control plane is known, no policy opens it there either.
+func TestNoPolicyOpensAPublicControlPlane(t *testing.T) {
+	newLand(t)
+	p := network.New("f0b6", netip.MustParsePrefix("10.228.8.0/24"), control)
+	t.Cleanup(func() { check(t, p.Sweep(nil)) })
+	there := netip.AddrPortFrom(netip.MustParseAddr(public), control)
+	check(t, p.Open(t.Context(), there, there, netip.MustParseAddrPort("[2001:db8::1]:443")))
+	n := made(t, p, "it", network.Policy{Internet: true, Allow: list(public + "/32")})
+	for addr, open := range map[string]bool{public + ":8089": false, public + ":7000": true, other + ":8089": true} {
+		if got := ask(t, n, addr); (got != "") != open {
+			t.Errorf("%s: seen as %q", addr, got)
+		}
+	}
+}
+
 // A restarted cubelet lays its rules anew: nothing gets out until the policies
 // of the sandboxes that run are permitted again, and afterwards nothing is left.
 func TestRulesOfARestart(t *testing.T) {

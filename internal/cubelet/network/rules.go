@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -31,6 +32,10 @@ table inet {{.Table}} {
 	set control {
 		type inet_service;
 		{{with .Control}}elements = { {{.}} }{{end}}
+	}
+	set plane {
+		type ipv4_addr . inet_service;
+		{{with .Plane}}elements = { {{.}} }{{end}}
 	}
 	set open {
 		type ifname;
@@ -66,14 +71,21 @@ table inet {{.Table}} {
 `))
 
 // Open lays the rules that shut sandboxes in. No policy is left after it: those
-// of sandboxes that run must be permitted again.
-func (p *Pool) Open(ctx context.Context) error {
+// of sandboxes that run must be permitted again. The plane is where the control
+// plane listens: no policy opens it, wherever that is.
+func (p *Pool) Open(ctx context.Context, plane ...netip.AddrPort) error {
 	ports := make([]string, len(p.control))
 	for i, port := range p.control {
 		ports[i] = strconv.Itoa(int(port))
 	}
+	var places []string
+	for _, a := range plane {
+		if place := fmt.Sprintf("%s . %d", a.Addr().Unmap(), a.Port()); a.Addr().Unmap().Is4() && !slices.Contains(places, place) {
+			places = append(places, place)
+		}
+	}
 	var script bytes.Buffer
-	fill := map[string]string{"Table": p.table(), "Links": p.prefix(), "Never": set(append(slices.Clone(never), p.subnet)), "Private": set(private), "Control": strings.Join(ports, ", ")}
+	fill := map[string]string{"Table": p.table(), "Links": p.prefix(), "Never": set(append(slices.Clone(never), p.subnet)), "Private": set(private), "Control": strings.Join(ports, ", "), "Plane": strings.Join(places, ", ")}
 	if err := rules.Execute(&script, fill); err != nil {
 		return err
 	}
