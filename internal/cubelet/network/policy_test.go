@@ -422,3 +422,85 @@ func TestWhatIsNotOfTheInternet(t *testing.T) {
 		}
 	}
 }
+
+// Words that look as if they belong to another's conversation are dropped, too.
+func TestNobodyJoinsAnothersConversation(t *testing.T) {
+	l := newLand(t)
+	p := network.New("f0b7", netip.MustParsePrefix("10.228.10.0/24"))
+	t.Cleanup(func() { check(t, p.Sweep(nil)) })
+	check(t, p.Open(t.Context()))
+	talks := made(t, p, "talks", network.Policy{Internet: true})
+	forges := map[string]network.Network{
+		"open": made(t, p, "open", network.Policy{Allow: list(other + "/32")}),
+		"shut": made(t, p, "shut", network.Policy{}),
+	}
+	listen := func(ns netns.NsHandle) *net.UDPConn {
+		var c *net.UDPConn
+		check(t, inside(ns, func() (err error) {
+			c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 7001})
+			return err
+		}))
+		t.Cleanup(func() { _ = c.Close() })
+		check(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+		return c
+	}
+	home, err := netns.GetFromPath(talks.Path())
+	check(t, err)
+	defer home.Close()
+	world, host, its := listen(l.world), listen(l.host), listen(home)
+	its7001 := &net.UDPAddr{IP: net.ParseIP(talks.IP), Port: 7001}
+	buffer := make([]byte, 64)
+	hears := func(c *net.UDPConn, want string) *net.UDPAddr {
+		t.Helper()
+		k, from, err := c.ReadFromUDP(buffer)
+		if err != nil || string(buffer[:k]) != want {
+			t.Errorf("heard %q, %v, want %q", buffer[:k], err, want)
+		}
+		return from
+	}
+	says := func(c *net.UDPConn, to *net.UDPAddr, word string) {
+		t.Helper()
+		_, err := c.WriteToUDP([]byte(word), to)
+		check(t, err)
+	}
+	toWorld, toHost := &net.UDPAddr{IP: net.ParseIP(public), Port: 7001}, &net.UDPAddr{IP: net.ParseIP(p.Gateway().String()), Port: 7001}
+	says(its, toWorld, "hello")
+	says(world, hears(world, "hello"), "yes")
+	hears(its, "yes")
+	says(host, its7001, "hello")
+	hears(its, "hello")
+	says(its, toHost, "yes")
+	hears(host, "yes")
+	for name, n := range forges {
+		ns, err := netns.GetFromPath(n.Path())
+		check(t, err)
+		h, err := netlink.NewHandleAt(ns)
+		check(t, err)
+		eth, err := h.LinkByName("eth0")
+		check(t, err)
+		fake, err := netlink.ParseAddr(talks.IP + "/32")
+		check(t, err)
+		check(t, h.AddrAdd(eth, fake))
+		h.Close()
+		check(t, inside(ns, func() error {
+			for _, to := range []*net.UDPAddr{toWorld, toHost} {
+				c, err := net.DialUDP("udp4", its7001, to)
+				if err != nil {
+					return err
+				}
+				if _, err := io.WriteString(c, "forged by "+name); err != nil {
+					return err
+				}
+				if err := c.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		check(t, ns.Close())
+	}
+	says(its, toWorld, "own")
+	says(its, toHost, "own")
+	hears(world, "own")
+	hears(host, "own")
+}

@@ -16,6 +16,8 @@ import (
 // rules shut sandboxes in. The first chain sees a packet before it is known
 // whether it is for this machine or for another, so it holds also where the
 // machine forwards nothing, and says no at once instead of letting it get lost.
+// A source that has no route by the link it came from is not the sandbox's, and
+// is dropped before anything else: what it says may look like another's reply.
 // What a sandbox may do besides is a chain of its own: see Permit.
 var rules = template.Must(template.New("nft").Parse(`
 table inet {{.Table}}
@@ -51,6 +53,7 @@ table inet {{.Table}} {
 		iifname "{{.Links}}*" jump shut
 	}
 	chain shut {
+		fib saddr . iif oif missing drop
 		ct state established,related accept
 		iifname vmap @policies
 		meta l4proto tcp reject with tcp reset
