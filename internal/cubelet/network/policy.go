@@ -10,9 +10,6 @@ import (
 	"slices"
 	"strings"
 	"text/template"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Policy is what a sandbox may reach by itself. The zero one is nothing.
@@ -209,26 +206,12 @@ func (p *Pool) shut(ctx context.Context, n Network) error {
 	if err := p.nft(ctx, &clean, "-f", "-"); err != nil {
 		return err
 	}
-	if err := forget(p.address(n.Slot)); err != nil {
+	if err := p.tracked.forget(ctx, p.address(n.Slot)); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	delete(p.ruled, n.Slot)
 	p.mu.Unlock()
-	return nil
-}
-
-// forget ends the connections that began at ip, as far as the kernel tracks
-// them.
-func forget(ip netip.Addr) error {
-	var from netlink.ConntrackFilter
-	if err := from.AddIP(netlink.ConntrackOrigSrcIP, ip.AsSlice()); err != nil {
-		return err
-	}
-	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, &from)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("connections of %s: %w", ip, err)
-	}
 	return nil
 }
 
