@@ -130,8 +130,9 @@ func (c *Cubelet) openParts(ctx context.Context, tag string) error {
 	if err != nil {
 		return fault.Wrap(fault.BadConfig, err, "cubelet.subnet")
 	}
-	c.nets = network.New(tag, subnet, c.controlPorts()...)
-	if err := c.nets.Open(ctx); err != nil {
+	ports, plane := c.control(ctx)
+	c.nets = network.New(tag, subnet, ports...)
+	if err := c.nets.Open(ctx, plane...); err != nil {
 		return fault.Wrap(fault.ToolMissing, err, "rules of the sandboxes' networks")
 	}
 	if c.cgroups, err = cgroup.Open("paddock-" + tag); err != nil {

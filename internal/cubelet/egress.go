@@ -1,12 +1,16 @@
 package cubelet
 
 import (
+	"context"
+	"log/slog"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -23,23 +27,45 @@ type resolver struct {
 // hostResolver is where the machine says which name servers it asks.
 const hostResolver = "/etc/resolv.conf"
 
-// controlPorts are those of the control plane, as far as this host knows them.
-func (c *Cubelet) controlPorts() []uint16 {
-	ports := map[uint16]bool{uint16(c.port): true} //nolint:gosec // of an address that is listened on
+// control is where the control plane listens, as far as this host knows it:
+// its ports, and the addresses that its names have now. A name that cannot be
+// resolved is told of and costs only its address.
+func (c *Cubelet) control(ctx context.Context) (ports []uint16, plane []netip.AddrPort) {
+	ports = []uint16{uint16(c.port)} //nolint:gosec // of an address that is listened on
+	ctx, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
 	for _, addr := range []string{c.cfg.Master.Addr, c.cfg.Master.TemplateCenterAddr} {
 		u, err := url.Parse(addr)
-		if err != nil {
+		if err != nil || u.Hostname() == "" {
 			continue // a cubelet may not know the template centre
 		}
-		if n, err := strconv.ParseUint(u.Port(), 10, 16); err == nil && n > 0 {
-			ports[uint16(n)] = true
+		port := portOf(u)
+		if !slices.Contains(ports, port) {
+			ports = append(ports, port)
+		}
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip4", u.Hostname())
+		if err != nil {
+			c.log.WarnContext(ctx, "the addresses of the control plane are not known: in private networks its ports stay shut, elsewhere sandboxes with a way out may reach it", slog.String("address", u.Host), slog.String("error", err.Error()))
+		}
+		for _, ip := range ips {
+			plane = append(plane, netip.AddrPortFrom(ip.Unmap(), port))
 		}
 	}
-	list := make([]uint16, 0, len(ports))
-	for p := range ports {
-		list = append(list, p)
+	return ports, plane
+}
+
+// resolveTime bounds the wait for name servers at the start.
+const resolveTime = 5 * time.Second
+
+// portOf is that of a URL, or of its scheme.
+func portOf(u *url.URL) uint16 {
+	if n, err := strconv.ParseUint(u.Port(), 10, 16); err == nil && n > 0 {
+		return uint16(n)
 	}
-	return list
+	if u.Scheme == "https" {
+		return 443
+	}
+	return 80
 }
 
 // ways is what e may reach, as the rules want it; empty when that is nothing.
@@ -54,15 +80,15 @@ func egressOf(r *hostpb.Egress) (*network.Policy, error) {
 	if r == nil {
 		return nil, nil //nolint:nilnil // no policy is one
 	}
-	allow, err := prefixes(r.GetAllow())
+	allow, err := networks(r.GetAllow())
 	if err != nil {
 		return nil, err
 	}
-	deny, err := prefixes(r.GetDeny())
+	deny, err := networks(r.GetDeny())
 	return &network.Policy{Internet: r.GetInternet(), Allow: allow, Deny: deny}, err
 }
 
-func prefixes(list []string) (all []netip.Prefix, err error) {
+func networks(list []string) (all []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
 		if err != nil || !p.Addr().Is4() {

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -187,6 +188,29 @@ func TestNameServers(t *testing.T) {
 	} {
 		if got := cubelet.ResolvConf(c.policy, c.servers, c.machine); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestWhereTheControlPlaneIs(t *testing.T) {
+	for _, c := range []struct {
+		master, centre string
+		ports          []uint16
+		plane          []string
+	}{
+		{"http://192.0.2.1:8089", "http://192.0.2.2:8090", []uint16{9090, 8089, 8090}, []string{"192.0.2.1:8089", "192.0.2.2:8090"}},
+		{"https://192.0.2.1", "http://192.0.2.2/base", []uint16{9090, 443, 80}, []string{"192.0.2.1:443", "192.0.2.2:80"}},
+		{"https://192.0.2.1", "", []uint16{9090, 443}, []string{"192.0.2.1:443"}},
+		{"http://localhost:8089", "https://[2001:db8::1]", []uint16{9090, 8089, 443}, []string{"127.0.0.1:8089"}},
+		{"https://no..such", "", []uint16{9090, 443}, nil},
+	} {
+		ports, plane := cubelet.Control(t.Context(), 9090, c.master, c.centre)
+		var got []string
+		for _, p := range plane {
+			got = append(got, p.String())
+		}
+		if !slices.Equal(ports, c.ports) || !slices.Equal(got, c.plane) {
+			t.Errorf("%s and %s: %v, %v", c.master, c.centre, ports, got)
 		}
 	}
 }

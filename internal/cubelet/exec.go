@@ -52,7 +52,7 @@ func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
 	}()
 	for events.Receive() {
 		e := events.Msg().GetEvent()
-		if e.GetStart() != nil {
+		if pid == 0 && e.GetStart().GetPid() > 0 { // once: a guest may say it again
 			pid = e.GetStart().GetPid()
 			go feed(ctx, stream, i.guest, pid)
 		}
@@ -60,7 +60,7 @@ func (s *Server) exec(stream hostpb.HostService_ExecServer) error {
 			if err := stream.Send(m); err != nil {
 				return fault.Wrap(fault.CallCancelled, err, "exec")
 			}
-			ended = m.GetExited() != nil
+			ended = ended || m.GetExited() != nil
 		}
 	}
 	if err := events.Err(); err != nil {
@@ -83,7 +83,7 @@ func execMessage(e *envdpb.ProcessEvent) *hostpb.ExecResponse {
 		return &hostpb.ExecResponse{Message: &hostpb.ExecResponse_Stdout{Stdout: e.Data.GetStdout()}}
 	case *envdpb.ProcessEvent_End:
 		// Other words there, such as those of a plain exit status, name no signal.
-		signal, ok := strings.CutPrefix(e.End.GetError(), "signal: ")
+		signal, ok := strings.CutPrefix(words(e.End.GetError()), "signal: ")
 		if !ok {
 			signal = ""
 		}

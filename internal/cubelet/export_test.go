@@ -1,6 +1,13 @@
 package cubelet
 
-import "github.com/paddock-dev/paddock/internal/cubelet/network"
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/platform/config"
+)
 
 // AnswerHTTP is one try of an HTTP probe.
 var AnswerHTTP = answerHTTP
@@ -15,4 +22,41 @@ func ResolvConf(y *network.Policy, servers []string, machine string) string {
 		e.Resolver = &resolver{Servers: servers}
 	}
 	return resolvConf(e, machine)
+}
+
+// Control is where the control plane of a host listens.
+func Control(ctx context.Context, port int, master, templateCentre string) (ports []uint16, plane []netip.AddrPort) {
+	c := &Cubelet{port: port, log: slog.New(slog.DiscardHandler)}
+	c.cfg.Master = config.Master{Addr: master, TemplateCenterAddr: templateCentre}
+	return c.control(ctx)
+}
+
+// Guest speaks to the guest at an address.
+type Guest struct{ c *guestClient }
+
+func NewGuest(base string) Guest { return Guest{clientAt(base)} }
+
+func (g Guest) Ready(ctx context.Context) error { return g.c.health(ctx, longestPatience) }
+func (g Guest) Init(ctx context.Context) error  { return g.c.init(ctx, settings{}) }
+
+// Launch starts the template's own process and stops listening.
+func (g Guest) Launch(ctx context.Context, command ...string) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	events, err := g.c.launch(ctx, command)
+	if err != nil {
+		return err
+	}
+	return events.Close()
+}
+
+func (g Guest) Answer(ctx context.Context, command ...string) error { return g.c.answer(ctx, command) }
+
+// Read reads a file.
+func (g Guest) Read(ctx context.Context, path string) error {
+	body, _, err := g.c.read(ctx, path, "")
+	if err != nil {
+		return err
+	}
+	return body.Close()
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -25,6 +26,10 @@ const (
 	headerCode = "X-Paddock-Code" // set by the guest beside a refusal
 	dialTime   = 2 * time.Second
 
+	// A guest may be a user's own: what it says is bounded.
+	messageMax = 4 << 20 // bytes of one message; the largest are chunks of output, and the way on takes no more
+	wordsMax   = 1 << 10 // bytes of what it says for people
+
 	firstPause, longestPause       = time.Millisecond, 20 * time.Millisecond
 	firstPatience, longestPatience = 100 * time.Millisecond, 2 * time.Second
 )
@@ -37,14 +42,23 @@ type guestClient struct {
 }
 
 func newGuestClient(ip string) *guestClient {
-	base := "http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort))
-	client := &http.Client{Transport: &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
-		MaxIdleConnsPerHost: 4,
-		IdleConnTimeout:     30 * time.Second,
-		DisableCompression:  true,
-	}}
-	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base)}
+	return clientAt("http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort)))
+}
+
+func clientAt(base string) *guestClient {
+	client := &http.Client{
+		Transport: &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
+			MaxIdleConnsPerHost: 4,
+			IdleConnTimeout:     30 * time.Second,
+			DisableCompression:  true,
+
+			MaxResponseHeaderBytes: headerMax,
+		},
+		// No redirect: a guest must not have its host ask others.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base, connect.WithReadMaxBytes(messageMax))}
 }
 
 func (g *guestClient) close() { g.http.CloseIdleConnections() }
@@ -109,18 +123,34 @@ func (g *guestClient) init(ctx context.Context, s settings) error {
 const startTag = "start"
 
 // launch starts the template's own process and returns what it says, until ctx
-// ends. It runs on when nobody listens.
+// ends. It runs on when nobody listens: the guest ends a process at the call's
+// deadline, so the call has none of its own and ends with ctx.
 func (g *guestClient) launch(ctx context.Context, command []string) (*connect.ServerStreamForClient[envdpb.StartResponse], error) {
+	own, stop := context.WithCancel(context.WithoutCancel(ctx))
+	unhook := context.AfterFunc(ctx, stop)
 	tag := startTag
-	events, err := g.start(ctx, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
+	events, err := g.start(own, &envdpb.StartRequest{Process: &envdpb.ProcessConfig{Cmd: command[0], Args: command[1:]}, Tag: &tag, Stdin: new(bool)}, "")
+	if err == nil && !events.Receive() {
+		err = errors.Join(broken(events.Err()), events.Close())
+	}
+	if err == nil {
+		return events, nil
+	}
+	unhook()
+	stop()
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return nil, fault.Wrap(fault.Deadline, err, "start of the sandbox's program")
+	}
+	return nil, err
+}
+
+// broken is why a process's events came to no end: the call's failure, or that
+// there was none.
+func broken(err error) error {
 	if err != nil {
-		return nil, err
+		return rpcFault(err)
 	}
-	if !events.Receive() {
-		err := rpcFault(events.Err())
-		return nil, errors.Join(err, events.Close())
-	}
-	return events, nil
+	return fault.New(fault.GuestUnreachable, "guest: the answer broke off")
 }
 
 // do sends a request and turns a refusal into its fault.
@@ -149,12 +179,18 @@ func (g *guestClient) do(ctx context.Context, method, path string, body io.Reade
 	return nil, guestFault(answer.Header.Get(headerCode), answer.StatusCode, e.Message)
 }
 
+// words is what a guest says for people, in a size and form to hand on.
+func words(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), wordsMax)], "?")
+}
+
 // guestFault returns the fault that the guest named, or the class of its
 // status.
 func guestFault(code string, status int, message string) error {
+	message = words(message)
 	switch {
 	case code != "":
-		return fault.FromName(code, status, message)
+		return fault.FromName(words(code), status, message)
 	case status == http.StatusUnauthorized || status == http.StatusBadRequest:
 		return fault.New(fault.InvalidInput, "%s", message)
 	}
@@ -206,12 +242,13 @@ func rpcFault(err error) error {
 	if !errors.As(err, &e) {
 		return fault.Wrap(fault.GuestUnreachable, err, "guest")
 	}
+	err = connect.NewError(e.Code(), errors.New(words(e.Message())))
 	if code := e.Meta().Get(headerCode); code != "" {
-		return fault.FromName(code, 0, e.Message())
+		return guestFault(code, 0, e.Message())
 	}
 	switch e.Code() {
 	case connect.CodeUnauthenticated, connect.CodeInvalidArgument, connect.CodePermissionDenied:
-		return fault.New(fault.InvalidInput, "%s", e.Message())
+		return fault.New(fault.InvalidInput, "%s", words(e.Message()))
 	case connect.CodeCanceled:
 		return fault.Wrap(fault.CallCancelled, err, "guest")
 	case connect.CodeDeadlineExceeded:

@@ -224,7 +224,7 @@ func (g *guestClient) answer(ctx context.Context, command []string) error {
 		if ctx.Err() != nil {
 			return fmt.Errorf("no end in time%s", p.said())
 		}
-		return rpcFault(events.Err())
+		return broken(events.Err())
 	case end.GetExited() && end.GetExitCode() == 0:
 		return nil
 	}
@@ -289,9 +289,9 @@ func (p *program) describe(started bool) string {
 func ending(e *envdpb.ProcessEvent_EndEvent) string {
 	switch {
 	case e.GetError() != "":
-		return e.GetError()
+		return words(e.GetError())
 	case e.GetStatus() != "":
-		return e.GetStatus()
+		return words(e.GetStatus())
 	}
 	return fmt.Sprintf("exit status %d", e.GetExitCode())
 }

@@ -41,6 +41,7 @@ type Pool struct {
 	control []uint16
 
 	changing sync.Mutex // held while rules are changed
+	tracked  *tracked
 
 	mu    sync.Mutex
 	used  map[int]bool
@@ -63,7 +64,7 @@ func (n Network) Path() string { return filepath.Join(namespaces, n.Name) }
 // The control ports are those of the control plane on machines like this one:
 // no policy opens them in a private network.
 func New(tag string, subnet netip.Prefix, control ...uint16) *Pool {
-	return &Pool{tag: tag, subnet: subnet.Masked(), control: control, used: map[int]bool{}, ruled: map[int]bool{}, next: firstSlot}
+	return &Pool{tag: tag, subnet: subnet.Masked(), control: control, tracked: newTracked(endConnections), used: map[int]bool{}, ruled: map[int]bool{}, next: firstSlot}
 }
 
 func (p *Pool) slots() int           { return 1<<(32-p.subnet.Bits()) - 1 } // the last is the broadcast address

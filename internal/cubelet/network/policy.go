@@ -10,16 +10,14 @@ import (
 	"slices"
 	"strings"
 	"text/template"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 )
 
 // Policy is what a sandbox may reach by itself. The zero one is nothing.
 //
 // Some addresses it never reaches, whatever the policy says: this machine,
-// other sandboxes, link-local addresses (where clouds serve credentials), and
-// the ports of the control plane in private networks. A private network is
+// other sandboxes, link-local addresses and others where clouds serve
+// credentials, the addresses of the control plane that Open is told, and its
+// ports in private networks. A private network is
 // reached only by an entry of Allow that lies in it: neither the internet nor a
 // wider entry means it. Of Allow and Deny, Allow counts.
 type Policy struct {
@@ -55,10 +53,13 @@ func prefixes(list ...string) (all []netip.Prefix) {
 
 var (
 	// never are addresses that lead to nobody else, or to the cloud's own
-	// services.
-	never = prefixes("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
+	// services: link-local ones, those of IETF protocols (Oracle's cloud), the
+	// one of Azure and the one of Alibaba's cloud. Of the IANA's registry of
+	// special purposes the rest is left out on purpose: what everybody may reach,
+	// and documentation's, which leads nowhere.
+	never = prefixes("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/3", "168.63.129.16/32", "100.100.100.200/32")
 	// private are the networks that are not of the internet.
-	private = prefixes("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+	private = prefixes("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15")
 )
 
 func within(ip netip.Prefix, nets []netip.Prefix) bool {
@@ -104,6 +105,7 @@ add rule inet {{.Table}} {{.Chain}} meta nfproto != ipv4 return
 add rule inet {{.Table}} {{.Chain}} ip saddr != {{.IP}} return
 add rule inet {{.Table}} {{.Chain}} fib daddr type != unicast return
 add rule inet {{.Table}} {{.Chain}} ip daddr @never return
+add rule inet {{.Table}} {{.Chain}} meta l4proto { tcp, udp } ip daddr . th dport @plane return
 add rule inet {{.Table}} {{.Chain}} ip daddr @private meta l4proto { tcp, udp } th dport @control return
 {{with .Private}}add rule inet {{$.Table}} {{$.Chain}} ip daddr { {{.}} } accept{{end}}
 add rule inet {{.Table}} {{.Chain}} ip daddr @private return
@@ -204,26 +206,12 @@ func (p *Pool) shut(ctx context.Context, n Network) error {
 	if err := p.nft(ctx, &clean, "-f", "-"); err != nil {
 		return err
 	}
-	if err := forget(p.address(n.Slot)); err != nil {
+	if err := p.tracked.forget(ctx, p.address(n.Slot)); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	delete(p.ruled, n.Slot)
 	p.mu.Unlock()
-	return nil
-}
-
-// forget ends the connections that began at ip, as far as the kernel tracks
-// them.
-func forget(ip netip.Addr) error {
-	var from netlink.ConntrackFilter
-	if err := from.AddIP(netlink.ConntrackOrigSrcIP, ip.AsSlice()); err != nil {
-		return err
-	}
-	_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, unix.AF_INET, &from)
-	if err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("connections of %s: %w", ip, err)
-	}
 	return nil
 }
 

@@ -224,6 +224,21 @@ func TestNoPolicyOpensTheControlPlane(t *testing.T) {
 	check(t, c.Close())
 }
 
+// Where the control plane is known, no policy opens it there either.
+func TestNoPolicyOpensAPublicControlPlane(t *testing.T) {
+	newLand(t)
+	p := network.New("f0b6", netip.MustParsePrefix("10.228.8.0/24"), control)
+	t.Cleanup(func() { check(t, p.Sweep(nil)) })
+	there := netip.AddrPortFrom(netip.MustParseAddr(public), control)
+	check(t, p.Open(t.Context(), there, there, netip.MustParseAddrPort("[2001:db8::1]:443")))
+	n := made(t, p, "it", network.Policy{Internet: true, Allow: list(public + "/32")})
+	for addr, open := range map[string]bool{public + ":8089": false, public + ":7000": true, other + ":8089": true} {
+		if got := ask(t, n, addr); (got != "") != open {
+			t.Errorf("%s: seen as %q", addr, got)
+		}
+	}
+}
+
 // A restarted cubelet lays its rules anew: nothing gets out until the policies
 // of the sandboxes that run are permitted again, and afterwards nothing is left.
 func TestRulesOfARestart(t *testing.T) {
@@ -376,4 +391,116 @@ func TestNobodySpeaksForAnother(t *testing.T) {
 	if got := string(buffer[:k]); got != "own" {
 		t.Errorf("the world heard %q", got)
 	}
+}
+
+// What clouds serve to their machines, and networks that are not of the
+// internet, are not opened by a policy that opens all of it.
+func TestWhatIsNotOfTheInternet(t *testing.T) {
+	all := network.Policy{Internet: true, Allow: list("0.0.0.0/0")}
+	for addr, c := range map[string]struct{ internet, named bool }{
+		"168.63.129.16":   {false, false}, // Azure
+		"192.0.0.192":     {false, false}, // Oracle's cloud
+		"100.100.100.200": {false, false}, // Alibaba's cloud
+		"169.254.169.254": {false, false},
+		"127.0.0.1":       {false, false},
+		"255.255.255.255": {false, false},
+		"240.0.0.1":       {false, false},
+		"192.88.99.1":     {false, false},
+		"198.18.0.1":      {false, true},
+		"198.19.255.1":    {false, true},
+		"100.64.0.1":      {false, true},
+		"10.0.0.1":        {false, true},
+		"168.63.129.17":   {true, true},
+		"192.0.1.1":       {true, true},
+		"198.20.0.1":      {true, true},
+		"192.31.196.1":    {true, true}, // of the registry, and reachable by all
+	} {
+		ip := netip.MustParseAddr(addr)
+		named := network.Policy{Allow: list(addr + "/32")}
+		if all.Reaches(ip) != c.internet || (network.Policy{Internet: true}).Reaches(ip) != c.internet || named.Reaches(ip) != c.named {
+			t.Errorf("%s: reached by the internet %t, by its name %t; want %t, %t", addr, all.Reaches(ip), named.Reaches(ip), c.internet, c.named)
+		}
+	}
+}
+
+// Words that look as if they belong to another's conversation are dropped, too.
+func TestNobodyJoinsAnothersConversation(t *testing.T) {
+	l := newLand(t)
+	p := network.New("f0b7", netip.MustParsePrefix("10.228.10.0/24"))
+	t.Cleanup(func() { check(t, p.Sweep(nil)) })
+	check(t, p.Open(t.Context()))
+	talks := made(t, p, "talks", network.Policy{Internet: true})
+	forges := map[string]network.Network{
+		"open": made(t, p, "open", network.Policy{Allow: list(other + "/32")}),
+		"shut": made(t, p, "shut", network.Policy{}),
+	}
+	listen := func(ns netns.NsHandle) *net.UDPConn {
+		var c *net.UDPConn
+		check(t, inside(ns, func() (err error) {
+			c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 7001})
+			return err
+		}))
+		t.Cleanup(func() { _ = c.Close() })
+		check(t, c.SetDeadline(time.Now().Add(20*time.Second)))
+		return c
+	}
+	home, err := netns.GetFromPath(talks.Path())
+	check(t, err)
+	defer home.Close()
+	world, host, its := listen(l.world), listen(l.host), listen(home)
+	its7001 := &net.UDPAddr{IP: net.ParseIP(talks.IP), Port: 7001}
+	buffer := make([]byte, 64)
+	hears := func(c *net.UDPConn, want string) *net.UDPAddr {
+		t.Helper()
+		k, from, err := c.ReadFromUDP(buffer)
+		if err != nil || string(buffer[:k]) != want {
+			t.Errorf("heard %q, %v, want %q", buffer[:k], err, want)
+		}
+		return from
+	}
+	says := func(c *net.UDPConn, to *net.UDPAddr, word string) {
+		t.Helper()
+		_, err := c.WriteToUDP([]byte(word), to)
+		check(t, err)
+	}
+	toWorld, toHost := &net.UDPAddr{IP: net.ParseIP(public), Port: 7001}, &net.UDPAddr{IP: net.ParseIP(p.Gateway().String()), Port: 7001}
+	says(its, toWorld, "hello")
+	says(world, hears(world, "hello"), "yes")
+	hears(its, "yes")
+	says(host, its7001, "hello")
+	hears(its, "hello")
+	says(its, toHost, "yes")
+	hears(host, "yes")
+	for name, n := range forges {
+		ns, err := netns.GetFromPath(n.Path())
+		check(t, err)
+		h, err := netlink.NewHandleAt(ns)
+		check(t, err)
+		eth, err := h.LinkByName("eth0")
+		check(t, err)
+		fake, err := netlink.ParseAddr(talks.IP + "/32")
+		check(t, err)
+		check(t, h.AddrAdd(eth, fake))
+		h.Close()
+		check(t, inside(ns, func() error {
+			for _, to := range []*net.UDPAddr{toWorld, toHost} {
+				c, err := net.DialUDP("udp4", its7001, to)
+				if err != nil {
+					return err
+				}
+				if _, err := io.WriteString(c, "forged by "+name); err != nil {
+					return err
+				}
+				if err := c.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+		check(t, ns.Close())
+	}
+	says(its, toWorld, "own")
+	says(its, toHost, "own")
+	hears(world, "own")
+	hears(host, "own")
 }

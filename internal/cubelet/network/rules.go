@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -15,6 +16,8 @@ import (
 // rules shut sandboxes in. The first chain sees a packet before it is known
 // whether it is for this machine or for another, so it holds also where the
 // machine forwards nothing, and says no at once instead of letting it get lost.
+// A source that has no route by the link it came from is not the sandbox's, and
+// is dropped before anything else: what it says may look like another's reply.
 // What a sandbox may do besides is a chain of its own: see Permit.
 var rules = template.Must(template.New("nft").Parse(`
 table inet {{.Table}}
@@ -32,6 +35,10 @@ table inet {{.Table}} {
 		type inet_service;
 		{{with .Control}}elements = { {{.}} }{{end}}
 	}
+	set plane {
+		type ipv4_addr . inet_service;
+		{{with .Plane}}elements = { {{.}} }{{end}}
+	}
 	set open {
 		type ifname;
 	}
@@ -46,6 +53,7 @@ table inet {{.Table}} {
 		iifname "{{.Links}}*" jump shut
 	}
 	chain shut {
+		fib saddr . iif oif missing drop
 		ct state established,related accept
 		iifname vmap @policies
 		meta l4proto tcp reject with tcp reset
@@ -66,14 +74,21 @@ table inet {{.Table}} {
 `))
 
 // Open lays the rules that shut sandboxes in. No policy is left after it: those
-// of sandboxes that run must be permitted again.
-func (p *Pool) Open(ctx context.Context) error {
+// of sandboxes that run must be permitted again. The plane is where the control
+// plane listens: no policy opens it, wherever that is.
+func (p *Pool) Open(ctx context.Context, plane ...netip.AddrPort) error {
 	ports := make([]string, len(p.control))
 	for i, port := range p.control {
 		ports[i] = strconv.Itoa(int(port))
 	}
+	var places []string
+	for _, a := range plane {
+		if place := fmt.Sprintf("%s . %d", a.Addr().Unmap(), a.Port()); a.Addr().Unmap().Is4() && !slices.Contains(places, place) {
+			places = append(places, place)
+		}
+	}
 	var script bytes.Buffer
-	fill := map[string]string{"Table": p.table(), "Links": p.prefix(), "Never": set(append(slices.Clone(never), p.subnet)), "Private": set(private), "Control": strings.Join(ports, ", ")}
+	fill := map[string]string{"Table": p.table(), "Links": p.prefix(), "Never": set(append(slices.Clone(never), p.subnet)), "Private": set(private), "Control": strings.Join(ports, ", "), "Plane": strings.Join(places, ", ")}
 	if err := rules.Execute(&script, fill); err != nil {
 		return err
 	}
