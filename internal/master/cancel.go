@@ -11,6 +11,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/store"
+	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
 	"github.com/paddock-dev/paddock/internal/template"
 )
@@ -75,12 +76,22 @@ func lateReplica(ctx context.Context, tx *store.Tx, j template.Job, h host.ID, o
 	case template.OnReplicaRetried:
 		return fault.New(fault.StateConflict, "the work on template %s is over", j.TemplateID)
 	case template.OnReplicaHeld:
-		if _, err := templatedb.GetArtifact(ctx, tx, j.ArtifactID); err != nil {
-			return err
-		}
-		return templatedb.PutPlacement(ctx, tx, j.ArtifactID, h)
+		return noteBytes(ctx, tx, j.ArtifactID, h)
 	}
 	return nil
+}
+
+// noteBytes notes that a host has the bytes of an artifact. What has no row, or
+// whose host has none, is in no book and goes.
+func noteBytes(ctx context.Context, tx *store.Tx, id template.ArtifactID, h host.ID) error {
+	known, err := sandboxdb.HoldHost(ctx, tx, h)
+	if err != nil || !known {
+		return err
+	}
+	if _, err := templatedb.GetArtifact(ctx, tx, id); err != nil {
+		return err
+	}
+	return templatedb.PutPlacement(ctx, tx, id, h)
 }
 
 // ended reports whether a job is over, so that nothing more is to be made of it.

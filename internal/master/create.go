@@ -73,20 +73,29 @@ func (m *Master) create(whole context.Context, req cubeapi.SandboxCreateRequest)
 	ctx, cancel := context.WithTimeout(whole, m.cfg.Master.CreateTimeout)
 	defer cancel()
 	p, err := m.begin(ctx, req)
-	for err == nil && p.again {
-		row, f, late := m.follow(ctx, p.row.ID)
-		if late == nil || !failedCreate(row) {
-			return row, f, nil, m.inTime(ctx, p, late)
+	if err == nil && p.again {
+		// Who makes it may have a program with a time of its own. One that has ended is
+		// swept: this is but a bound.
+		limit := m.cfg.Master.CreateTimeout + sandbox.MaxProbeTime
+		longer, done := context.WithTimeout(whole, limit)
+		defer done()
+		for err == nil && p.again {
+			row, f, late := m.follow(longer, p.row.ID)
+			if late == nil || !failedCreate(row) {
+				return row, f, nil, inTime(longer, limit, late)
+			}
+			p, err = m.begin(longer, req) // the try that was followed failed: it is our turn
 		}
-		p, err = m.begin(ctx, req) // the try that was followed failed: it is our turn
+		if err != nil {
+			return p.row, host.Facts{}, nil, inTime(longer, limit, err)
+		}
 	}
+	limit := m.cfg.Master.CreateTimeout + p.probe.Limit() // its program has its own time
 	if err != nil {
-		return p.row, host.Facts{}, nil, m.inTime(ctx, p, err)
+		return p.row, host.Facts{}, nil, inTime(ctx, limit, err)
 	}
-	if p.probe != nil { // its program has its own time
-		ctx, cancel = context.WithTimeout(whole, m.cfg.Master.CreateTimeout+p.probe.Limit())
-		defer cancel()
-	}
+	ctx, cancel = context.WithTimeout(whole, limit)
+	defer cancel()
 	defer m.keepMaking(ctx, p.row.ID)()
 	if err := m.step("master.create.after_row"); err != nil {
 		return p.row, host.Facts{}, nil, err
@@ -101,7 +110,7 @@ func (m *Master) create(whole context.Context, req cubeapi.SandboxCreateRequest)
 	}
 	if err != nil {
 		m.abandon(ctx, p.row, err)
-		return p.row, f, nil, m.inTime(ctx, p, err)
+		return p.row, f, nil, inTime(ctx, limit, err)
 	}
 	m.fleet.ledger.Confirm(p.row.ID, p.row.ChangedAt)
 	return p.row, f, made, nil
@@ -123,9 +132,9 @@ func (m *Master) keepMaking(ctx context.Context, id sandbox.ID) (stop func()) {
 }
 
 // inTime words what went wrong because the time of a create was up.
-func (m *Master) inTime(ctx context.Context, p *plan, err error) error {
+func inTime(ctx context.Context, limit time.Duration, err error) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.Wrap(fault.Deadline, err, "create within %s", m.cfg.Master.CreateTimeout+p.probe.Limit())
+		return fault.Wrap(fault.Deadline, err, "create within %s", limit)
 	}
 	return err
 }

@@ -23,10 +23,22 @@ const centerCall = 30 * time.Second
 // for as long as their job waits for a builder. Nothing else keeps them.
 type credentials struct{ username, password, envd string }
 
-func (m *Master) lend(id template.JobID, c credentials) {
+// lend keeps the credentials of a job, unless its agent and those of others fill
+// the memory that is given to them.
+func (m *Master) lend(id template.JobID, c credentials) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	size := len(c.envd)
+	for other, o := range m.credentials {
+		if other != id {
+			size += len(o.envd)
+		}
+	}
+	if most := m.cfg.TemplateCenter.MaxEnvdMiB; c.envd != "" && !template.RoomForGuests(size, most) {
+		return fault.New(fault.TooManyWaiting, "envd: with it, %d bytes would wait for builders in memory, of at most %d", size, template.GuestsHeld*most<<20)
+	}
 	m.credentials[id] = c
+	return nil
 }
 
 func (m *Master) lent(id template.JobID) (credentials, bool) {

@@ -28,6 +28,7 @@ func (m *Master) Quicken() {
 		createBeat:     100 * time.Millisecond,
 		createQuiet:    3 * time.Second,
 		orphanGrace:    200 * time.Millisecond,
+		trialRoom:      200 * time.Millisecond,
 		trialKept:      time.Hour,
 		deletingKept:   time.Second,
 		gc:             50 * time.Millisecond,
@@ -45,8 +46,13 @@ func (m *Master) Quicken() {
 		moveQuiet:      10 * time.Second,
 		moveTime:       10 * time.Second,
 		moveWithin:     time.Hour,
+		agentWait:      time.Minute,
+		agentRead:      time.Minute,
 	}
 }
+
+// AgentPace sets how long the upload of an agent waits for its turn, and takes.
+func (m *Master) AgentPace(wait, read time.Duration) { m.pace.agentWait, m.pace.agentRead = wait, read }
 
 // HostGrace sets how long after a start hosts are waited for.
 func (m *Master) HostGrace(d time.Duration) { m.pace.hostGrace = d }

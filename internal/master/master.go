@@ -71,6 +71,7 @@ type Master struct {
 	collected   time.Time                      // when it was last looked for what nobody needs
 	resuming    chan struct{}                  // as many as may be resumed at once
 	moving      chan struct{}                  // as many whose bytes may be moved at once
+	agents      chan struct{}                  // as many agents as may be read at once
 	work        sync.WaitGroup
 	stopped     bool
 }
@@ -89,6 +90,7 @@ type pace struct {
 	createBeat     time.Duration // a create that takes long shows so often that it is worked on
 	createQuiet    time.Duration // one that did not for so long is lost
 	orphanGrace    time.Duration // a host may have a sandbox before its row says so
+	trialRoom      time.Duration // a trial waits so long at a time for room on its host
 	trialKept      time.Duration // a host may have a trial sandbox for so long
 	deletingKept   time.Duration // bytes that were not let go for so long are asked for again
 	gc             time.Duration // between two looks for what nobody needs
@@ -106,6 +108,8 @@ type pace struct {
 	moveQuiet      time.Duration // a move of bytes that shows no sign of life for so long has failed
 	moveTime       time.Duration // of one try to move bytes
 	moveWithin     time.Duration // a try that fails after so long is the last
+	agentWait      time.Duration // the upload of an agent waits so long for its turn
+	agentRead      time.Duration // and takes so long
 }
 
 func defaultPace(c config.Master) pace {
@@ -121,6 +125,7 @@ func defaultPace(c config.Master) pace {
 		createBeat:     3 * time.Second,
 		createQuiet:    15 * time.Second,
 		orphanGrace:    time.Minute,
+		trialRoom:      5 * time.Second,
 		trialKept:      c.CreateTimeout + sandbox.MaxProbeTime + hostCall,
 		deletingKept:   time.Hour,
 		gc:             10 * time.Minute,
@@ -138,6 +143,8 @@ func defaultPace(c config.Master) pace {
 		moveQuiet:      max(10*time.Minute, 2*c.BuiltStaleAfter), // a sweep takes it up again before
 		moveTime:       time.Hour,
 		moveWithin:     2 * time.Hour,
+		agentWait:      10 * time.Second,
+		agentRead:      5 * time.Minute,
 	}
 }
 
@@ -174,6 +181,7 @@ func New(d Deps) (*Master, error) {
 		inHand:      map[template.JobID]bool{},
 		resuming:    make(chan struct{}, resumesAtOnce),
 		moving:      make(chan struct{}, movesAtOnce),
+		agents:      make(chan struct{}, template.GuestsHeld),
 		metrics: metrics{
 			create:   prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "paddock_sandbox_create_seconds", Help: "Duration of creates by outcome.", Buckets: prometheus.ExponentialBuckets(0.005, 2, 14)}, []string{"outcome"}),
 			decision: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_scheduler_decision_seconds", Help: "Duration of one decision.", Buckets: prometheus.ExponentialBuckets(0.000005, 4, 10)}),

@@ -240,7 +240,7 @@ func (m *Master) fit(all []host.Facts, req cubeapi.FromImageRequest, now time.Ti
 // and nothing was touched.
 func (m *Master) decide(ctx context.Context, req cubeapi.RedoRequest, r *redoing) error {
 	if r.rebuild == "" {
-		state, why, err := m.probe(ctx, r.artifact, false)
+		state, why, err := m.askBytes(ctx, r.artifact, false)
 		switch {
 		case err != nil:
 			return err
@@ -315,7 +315,10 @@ func (m *Master) storeRedo(ctx context.Context, req cubeapi.RedoRequest, seen re
 	private := seen.rebuild != "" && creds != credentials{}
 	fresh := template.JobID(id.New(template.JobPrefix))
 	if private {
-		m.lend(fresh, creds) // before the commit, so that whoever hands it over finds them
+		// Before the commit, so that whoever hands it over finds them.
+		if err := m.lend(fresh, creds); err != nil {
+			return template.Job{}, err
+		}
 	}
 	var j template.Job
 	err := m.update(ctx, func(tx *store.Tx) (err error) {

@@ -233,7 +233,11 @@ func (m *Master) repairRound(ctx context.Context, w *round) {
 	group.SetLimit(m.cfg.Master.DistributeWorkers)
 	for _, f := range w.hosts {
 		group.Go(func() error {
-			if err := m.bring(ctx, w.job, w.artifact, f); err != nil {
+			over, err := m.bring(ctx, w.job, w.artifact, f)
+			if !over { // it is tried again later, too
+				err = m.endBring(ctx, w.job, w.artifact, f, true, err)
+			}
+			if err != nil {
 				w.fail(f.ID, err)
 				m.log.InfoContext(ctx, "host not repaired; it is tried again later", slog.String("template_id", string(w.job.TemplateID)), slog.String("host_id", string(f.ID)), slog.String("error", err.Error()))
 			}
@@ -308,10 +312,10 @@ const (
 	bytesGone
 )
 
-// probe asks the template centre for an artifact's bytes: whether all are
+// askBytes asks the template centre for an artifact's bytes: whether all are
 // there and, with verify, whether they are the right ones. An error says that
 // it cannot tell, and nothing may be concluded from it.
-func (m *Master) probe(ctx context.Context, a template.Artifact, verify bool) (state bytesState, why string, err error) {
+func (m *Master) askBytes(ctx context.Context, a template.Artifact, verify bool) (state bytesState, why string, err error) {
 	limit := centerCall
 	if verify {
 		limit = m.cfg.Master.DistributeTimeout
@@ -356,7 +360,7 @@ func (m *Master) doubtBytes(ctx context.Context, r *round) {
 // checkBytes demotes an artifact whose bytes are gone: nothing reuses it then,
 // and the next round of repair builds it again if it can.
 func (m *Master) checkBytes(ctx context.Context, a template.Artifact, verify bool) error {
-	state, why, err := m.probe(ctx, a, verify)
+	state, why, err := m.askBytes(ctx, a, verify)
 	if err != nil || state != bytesGone {
 		return err
 	}

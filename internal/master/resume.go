@@ -284,42 +284,112 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (working cont
 	return working, func() { end(); done() }
 }
 
-// distribute brings the artifact to each host of the round.
+// distribute brings the artifact to each host of the round. Those without room for
+// a trial come last, again and again for as long as bytes may take to a host: they
+// hold up none that has room.
 func (m *Master) distribute(ctx context.Context, r *round) {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
+	full := m.bringAll(ctx, r, r.hosts, m.bring)
+	for began := time.Now(); len(full) > 0; {
+		select {
+		case <-ctx.Done():
+		case <-time.After(m.pace.trialRoom):
+		}
+		again := m.tryAgain
+		if ctx.Err() != nil || time.Since(began) > m.cfg.Master.DistributeTimeout {
+			again = m.tryLast
+		}
+		full = m.bringAll(ctx, r, full, again)
+	}
+	m.fleet.changed()
+}
+
+// bringAll serves hosts and returns those that have no outcome yet, for want of room
+// for a trial.
+func (m *Master) bringAll(ctx context.Context, r *round, hosts []host.Facts, serve func(context.Context, template.Job, template.Artifact, host.Facts) (bool, error)) (full []host.Facts) {
+	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(m.cfg.Master.DistributeWorkers)
-	for _, f := range r.hosts {
+	for _, f := range hosts {
 		group.Go(func() error {
-			if err := m.bring(ctx, r.job, r.artifact, f); err != nil {
+			over, err := serve(ctx, r.job, r.artifact, f)
+			switch {
+			case !over:
+				mu.Lock()
+				defer mu.Unlock()
+				full = append(full, f)
+			case err != nil:
 				r.fail(f.ID, err)
 			}
 			return nil
 		})
 	}
 	_ = group.Wait() // each failure is in the round
-	m.fleet.changed()
+	return full
 }
 
 // bring makes one host hold the artifact and tries the template there, and writes
-// what came of it. The row is there before the call, and pessimistic.
-func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) error {
+// what came of it, unless that is not over: the host has no room for a trial just
+// now. The row is there before the call, and pessimistic.
+func (m *Master) bring(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) (over bool, err error) {
 	if err := m.setReplica(ctx, j, f.ID, template.OnReplicaRetried, nil); err != nil {
-		return err
+		return true, err
 	}
-	err := m.ensureOn(ctx, a, f)
+	err = m.ensureOn(ctx, a, f)
 	if err := m.step("master.resume.after_host"); err != nil {
-		return err
+		return true, err
 	}
-	if err == nil {
-		err = m.try(ctx, j, a, f)
+	held := err == nil
+	if held {
+		if err = m.try(ctx, j, a, f, true); errors.Is(err, fault.HostFull) {
+			return false, err
+		}
 	}
+	return true, m.endBring(ctx, j, a, f, held, err)
+}
+
+// tryAgain is bring for a host that has the bytes, and had no room for a trial.
+func (m *Master) tryAgain(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) (over bool, err error) {
+	if err = m.try(ctx, j, a, f, false); errors.Is(err, fault.HostFull) {
+		return false, err
+	}
+	return true, m.endBring(ctx, j, a, f, true, err)
+}
+
+// tryLast is tryAgain for the last time.
+func (m *Master) tryLast(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) (over bool, err error) {
+	if over, err = m.tryAgain(ctx, j, a, f); !over {
+		err = m.endBring(ctx, j, a, f, true, err)
+	}
+	return true, err
+}
+
+// endBring writes what came of bringing bytes to a host, which may have them also
+// when it failed.
+func (m *Master) endBring(ctx context.Context, j template.Job, a template.Artifact, f host.Facts, held bool, err error) error {
 	event := template.OnReplicaHeld
 	if err != nil {
 		event = template.OnReplicaFailed
 	}
-	return errors.Join(err, m.setReplica(ctx, j, f.ID, event, err))
+	err = errors.Join(err, m.setReplica(ctx, j, f.ID, event, err))
+	if held && err != nil {
+		// On a context of its own: bytes that no row names stay on the host for ever.
+		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostCall)
+		defer cancel()
+		err = errors.Join(err, m.update(late, func(tx *store.Tx) error { return noteBytes(late, tx, a.ID, f.ID) }))
+	}
+	return err
+}
+
+// inBooks refuses a host that was removed meanwhile: should it return, what it has
+// is in no book and goes.
+func inBooks(ctx context.Context, tx *store.Tx, h host.ID) error {
+	known, err := sandboxdb.HoldHost(ctx, tx, h)
+	if err == nil && !known {
+		err = fault.New(fault.HostUnknown, "host %s was removed", h)
+	}
+	return err
 }
 
 // setReplica writes how a host stands in the work of j. What a host noted as
@@ -334,11 +404,8 @@ func (m *Master) setReplica(ctx context.Context, j template.Job, h host.ID, on t
 		if over, err := gone(ctx, tx, j); err != nil || over {
 			return errors.Join(err, lateReplica(ctx, tx, j, h, on))
 		}
-		if known, err := sandboxdb.HoldHost(ctx, tx, h); err != nil {
+		if err := inBooks(ctx, tx, h); err != nil {
 			return err
-		} else if !known {
-			// Removed meanwhile: should it return, what it has is in no book and goes.
-			return fault.New(fault.HostUnknown, "host %s was removed", h)
 		}
 		if on == template.OnReplicaHeld {
 			if err := templatedb.PutPlacement(ctx, tx, j.ArtifactID, h); err != nil {

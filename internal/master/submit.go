@@ -55,7 +55,7 @@ func keptOf(stored []byte) (kept, error) {
 }
 
 func (m *Master) serveFromImage(w http.ResponseWriter, r *http.Request) {
-	req, unknown, err := m.readFromImage(r)
+	req, unknown, err := m.readFromImage(w, r)
 	said := warnings(unknown)
 	if err == nil {
 		if req.Wait {
@@ -216,9 +216,6 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 	if fresh.SpecKey, err = specKey(req); err != nil {
 		return template.Job{}, err
 	}
-	if private {
-		m.lend(fresh.ID, creds) // before the commit, so that whoever hands it over finds them
-	}
 	var j template.Job
 	err = m.update(ctx, func(tx *store.Tx) (err error) {
 		old, found, err := templatedb.JobByRequest(ctx, tx, req.RequestID, template.OpCreate)
@@ -234,6 +231,11 @@ func (m *Master) submit(ctx context.Context, req cubeapi.FromImageRequest) (temp
 		}
 		if err := m.checkRows(ctx, tx, req); err != nil {
 			return err
+		}
+		if private { // before the commit, so that whoever hands it over finds them
+			if err := m.lend(fresh.ID, creds); err != nil {
+				return err
+			}
 		}
 		j, err = templatedb.AddJob(ctx, tx, fresh)
 		if errors.Is(err, fault.Exists) {

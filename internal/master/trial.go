@@ -113,8 +113,9 @@ func trialOf(j template.Job, a template.Artifact) (*plan, error) {
 // try makes a sandbox of a template on a host that has its bytes, has its probe
 // asked, and removes it again. A template without a probe is not tried. A host
 // that has no room for it just now proves nothing about the template: it is
-// asked again, for as long as bytes may take to a host.
-func (m *Master) try(ctx context.Context, j template.Job, a template.Artifact, f host.Facts) error {
+// asked again for a short while, and then fault.HostFull leaves it to the caller,
+// who has more to do, to try it again. first says that nobody tried it yet.
+func (m *Master) try(ctx context.Context, j template.Job, a template.Artifact, f host.Facts, first bool) error {
 	p, err := trialOf(j, a)
 	if err != nil || p.probe == nil {
 		return err
@@ -122,11 +123,13 @@ func (m *Master) try(ctx context.Context, j template.Job, a template.Artifact, f
 	if err := m.clearTrials(ctx, j.TemplateID, f); err != nil {
 		return err
 	}
-	if err := m.beginTrial(ctx, j, p, f.ID); err != nil {
-		return err
-	}
-	if err := m.step("master.trial.begun"); err != nil {
-		return err
+	if first {
+		if err := m.beginTrial(ctx, j, p, f.ID); err != nil {
+			return err
+		}
+		if err := m.step("master.trial.begun"); err != nil {
+			return err
+		}
 	}
 	began := time.Now()
 	for wait := trialFirst; ; wait = min(2*wait, trialLast) {
@@ -134,8 +137,8 @@ func (m *Master) try(ctx context.Context, j template.Job, a template.Artifact, f
 		if !errors.Is(err, fault.HostFull) && !errors.Is(err, fault.DiskFull) {
 			return err
 		}
-		if time.Since(began)+wait > m.cfg.Master.DistributeTimeout {
-			return fault.Wrap(fault.HostFull, err, "a trial of template %s waited %s for room", j.TemplateID, short(time.Since(began)))
+		if time.Since(began)+wait > m.pace.trialRoom {
+			return fault.Wrap(fault.HostFull, err, "a trial of template %s found no room", j.TemplateID)
 		}
 		select {
 		case <-ctx.Done():
@@ -200,7 +203,10 @@ func (m *Master) beginTrial(ctx context.Context, j template.Job, p *plan, h host
 			gone = noRepair
 		}
 		if over, err := gone(ctx, tx, j); err != nil || over {
-			return errors.Join(err, lateReplica(ctx, tx, j, h, template.OnReplicaRetried))
+			return errors.Join(err, lateReplica(ctx, tx, j, h, template.OnReplicaRetried)) // bring notes the bytes
+		}
+		if err := inBooks(ctx, tx, h); err != nil {
+			return err
 		}
 		if err := templatedb.PutPlacement(ctx, tx, p.artifact.ID, h); err != nil {
 			return err

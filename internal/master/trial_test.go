@@ -187,7 +187,7 @@ func TestATrialThatFindsNoRoomFailsItsReplica(t *testing.T) {
 	must(t, err)
 	j, err := r.api.FromImage(t.Context(), image(alias("app"), probed, func(q *cubeapi.FromImageRequest) { q.SourceImageRef = "registry.local/other:1" }))
 	must(t, err)
-	if j = r.ended(j.JobID); j.Status != "FAILED" || j.ErrorCode != "insufficient_capacity" || !strings.Contains(j.ErrorMessage, "waited") {
+	if j = r.ended(j.JobID); j.Status != "FAILED" || j.ErrorCode != "insufficient_capacity" || !strings.Contains(j.ErrorMessage, "found no room") {
 		t.Errorf("%+v", j)
 	}
 }

@@ -1,18 +1,26 @@
 package template
 
 import (
-	"bytes"
 	"debug/elf"
+	"io"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
 
+// GuestsHeld is how many agents of the largest size may wait in the memory of one
+// process.
+const GuestsHeld = 4
+
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+
+// RoomForGuests reports whether agents of so many bytes together may wait in the
+// memory of one process, when the largest has maxMiB.
+func RoomForGuests(bytes, maxMiB int) bool { return bytes <= GuestsHeld*maxMiB<<20 }
 
 // CheckGuest refuses what cannot be run as the agent of sandboxes on a machine of
 // that architecture, as Go names it.
-func CheckGuest(program []byte, arch string) error {
-	f, err := elf.NewFile(bytes.NewReader(program))
+func CheckGuest(program io.ReaderAt, arch string) error {
+	f, err := elf.NewFile(program)
 	switch {
 	case err != nil:
 		return fault.Wrap(fault.InvalidInput, err, "envd: it is no program in the ELF format")

@@ -1,6 +1,7 @@
 package template_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"testing"
@@ -37,7 +38,7 @@ func TestCheckGuest(t *testing.T) {
 		"nothing":       {nil, "amd64", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := template.CheckGuest(c.program, c.arch); c.good && err != nil || !c.good && !errors.Is(err, fault.InvalidInput) {
+			if err := template.CheckGuest(bytes.NewReader(c.program), c.arch); c.good && err != nil || !c.good && !errors.Is(err, fault.InvalidInput) {
 				t.Errorf("got %v", err)
 			}
 		})

@@ -84,7 +84,7 @@ type Center struct {
 	handler http.Handler
 	queue   *queue
 	ready   atomic.Bool
-	probe   probe
+	health  health
 
 	opened sync.Mutex
 	keep   keeper
@@ -250,37 +250,37 @@ func (c *Center) serveHealth(w http.ResponseWriter, r *http.Request) {
 	if !c.ready.Load() {
 		answer.Status, answer.Checks["nodemeta"], status = "not_ready", "the hosts were not read yet", http.StatusServiceUnavailable
 	}
-	if err := c.probe.ask(r.Context(), c.bytes); err != nil {
+	if err := c.health.ask(r.Context(), c.bytes); err != nil {
 		answer.Status, answer.Checks["artifacts"], status = "not_ready", fault.Of(err).Name, http.StatusServiceUnavailable
 	}
 	serve.WriteJSON(w, status, answer)
 }
 
 const (
-	probeTime = 3 * time.Second // of one question to the artifact store
-	probeKept = 5 * time.Second // its answer
+	healthTime = 3 * time.Second // of one question to the artifact store
+	healthKept = 5 * time.Second // its answer
 )
 
-// probe remembers whether the artifact store answered: who asks for health often
+// health remembers whether the artifact store answered: who asks for health often
 // must not cost the store a call each time, nor hang with it.
-type probe struct {
+type health struct {
 	mu    sync.Mutex
 	asked time.Time
 	err   error
 }
 
-func (p *probe) ask(ctx context.Context, store func() (keeper, error)) error {
+func (p *health) ask(ctx context.Context, store func() (keeper, error)) error {
 	keep, err := store()
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.asked) < probeKept {
+	if time.Since(p.asked) < healthKept {
 		return p.err
 	}
 	// Others wait for the same answer: the caller's end is not that of the question.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healthTime)
 	defer cancel()
 	_, p.err = keep.Identity(ctx)
 	p.asked = time.Now()

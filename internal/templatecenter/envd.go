@@ -1,6 +1,7 @@
 package templatecenter
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -12,9 +13,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-// envdsHeld is how many agents of the largest size may wait in memory.
-const envdsHeld = 4
-
 // checkEnvd refuses an agent that is not the one that the job stored.
 func (c *Center) checkEnvd(req cubeapi.TCBuildRequest) error {
 	if req.Request.EnvdSHA256 == "" && len(req.EnvdData) == 0 {
@@ -24,15 +22,16 @@ func (c *Center) checkEnvd(req cubeapi.TCBuildRequest) error {
 	if hex.EncodeToString(sum[:]) != req.Request.EnvdSHA256 {
 		return fault.New(fault.InvalidInput, "envd_data of job %s has not the sha256 that the job stored", req.JobID)
 	}
-	return template.CheckGuest(req.EnvdData, runtime.GOARCH)
+	return template.CheckGuest(bytes.NewReader(req.EnvdData), runtime.GOARCH)
 }
 
-// heldEnvds is how many bytes of agents wait. The caller has the lock.
-func (q *queue) heldEnvds() (n int) {
+// roomFor reports whether an agent of so many bytes may wait, too. The caller has
+// the lock.
+func (q *queue) roomFor(n int) bool {
 	for _, h := range q.handed {
 		n += len(h.envd)
 	}
-	return n
+	return template.RoomForGuests(n, q.c.cfg.TemplateCenter.MaxEnvdMiB)
 }
 
 // guest is the agent that a job puts into its image: the usual one, or the job's

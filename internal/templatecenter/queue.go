@@ -95,7 +95,7 @@ func (q *queue) hand(job template.JobID, h handOver) error {
 		return fault.New(fault.PeerUnavailable, "template centre: it stops")
 	case q.inHand[job]:
 		return fault.New(fault.BuildInProgress, "job %s", job)
-	case !known && len(h.envd) > 0 && q.heldEnvds()+len(h.envd) > envdsHeld*q.c.cfg.TemplateCenter.MaxEnvdMiB<<20:
+	case !known && len(h.envd) > 0 && !q.roomFor(len(h.envd)):
 		return fault.New(fault.TooManyWaiting, "template centre: envd of job %s", job)
 	case known || len(q.handed) < maxHanded:
 		q.handed[job] = h

@@ -91,12 +91,37 @@ func (c *Center) noteSeen(ctx context.Context, a template.Artifact) error {
 	}
 	// Somebody may be moving it right now, and notes that; the next sweep looks again.
 	_, err = c.db.WithLock(ctx, lockOf(a.ID), 0, func(ctx context.Context) error {
+		if _, found, err := c.row(ctx, a.ID); err != nil || !found {
+			return err // deleted meanwhile
+		}
 		if legacy {
 			return ignoreUnnamed(c.noteStore(ctx, a.ID, c.legacy))
 		}
 		return c.noteStore(ctx, a.ID, c.keep)
 	})
 	return err
+}
+
+// forgetStores removes the notes of artifacts that came to nothing: their builder
+// ended between noting and storing, and nobody made them since.
+func (c *Center) forgetStores(ctx context.Context) error {
+	var list []template.ArtifactID
+	err := c.db.View(ctx, func(tx *store.Tx) (err error) {
+		list, err = templatedb.StrayStores(ctx, tx, tx.Now.Add(-orphanAfter), sweepLimit)
+		return err
+	})
+	errs := []error{err}
+	for _, id := range list {
+		// Whoever has the lock is making it.
+		_, err := c.db.WithLock(ctx, lockOf(id), 0, func(ctx context.Context) error {
+			if _, found, err := c.row(ctx, id); err != nil || found {
+				return err
+			}
+			return c.db.Update(ctx, func(tx *store.Tx) error { return templatedb.ForgetStore(ctx, tx, id) })
+		})
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // ignoreUnnamed: a directory of before may be older than names are.

@@ -45,6 +45,7 @@ func (c *Center) sweep(ctx context.Context) {
 			c.finishDeletes(ctx),
 			c.removeOrphans(ctx),
 			c.noteStores(ctx),
+			c.forgetStores(ctx),
 			c.abortUploads(ctx))
 	})
 	if err != nil && !errors.Is(err, context.Canceled) {

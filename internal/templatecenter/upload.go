@@ -199,7 +199,11 @@ func (c *Center) moveLocked(ctx context.Context, a template.Artifact) (s cubeapi
 	case legacy:
 		s.Status, s.SHA256 = cubeapi.BytesUploaded, a.SHA256
 		return s, c.copyLegacy(ctx, a)
-	case a.Backend == c.keep.Backend():
+	}
+	if err := c.noteStore(ctx, a.ID, c.keep); err != nil { // whoever copied them may have ended before
+		return s, err
+	}
+	if a.Backend == c.keep.Backend() {
 		// The row says so too: nobody needs those of before.
 		return s, errors.Join(c.removeLegacy(ctx, objectKey(a.ID)), c.removeLegacy(ctx, receiptKey(a.ID)))
 	}
@@ -234,10 +238,11 @@ func (c *Center) copyLegacy(ctx context.Context, a template.Artifact) error {
 	if err := fail.Point("templatecenter.before_move"); err != nil {
 		return err
 	}
-	if err := c.noteStore(ctx, a.ID, c.keep); err != nil {
+	if err := store.Copy(ctx, objectKey(a.ID), c.legacy.Location(objectKey(a.ID))); err != nil {
 		return err
 	}
-	if err := store.Copy(ctx, objectKey(a.ID), c.legacy.Location(objectKey(a.ID))); err != nil {
+	// Not before: until the bytes are there, the note of before is the truth.
+	if err := c.noteStore(ctx, a.ID, c.keep); err != nil {
 		return err
 	}
 	c.metrics.bytes.WithLabelValues("stored").Add(float64(a.SizeBytes))
@@ -305,7 +310,7 @@ func (c *Center) uploadLocked(ctx context.Context, form *multipart.Reader, a tem
 	s = c.shown(a.ID, cubeapi.BytesReused)
 	s.SizeBytes, s.SHA256 = a.SizeBytes, a.SHA256
 	if c.has(ctx, a) {
-		return s, nil
+		return s, c.noteStore(ctx, a.ID, c.keep) // whoever stored them may have ended before
 	}
 	file := rootfs.Target(c.cfg.TemplateCenter.WorkDir, "upload-"+string(a.ID))
 	receipt := file + ".receipt"
@@ -335,15 +340,15 @@ func (c *Center) uploadLocked(ctx context.Context, form *multipart.Reader, a tem
 	case size != a.SizeBytes || sum != a.SHA256:
 		return s, fault.New(fault.InvalidInput, "artifact %s: the file has %d bytes and sha256 %s, its row says %d and %s", a.ID, size, sum, a.SizeBytes, a.SHA256)
 	}
-	if err := c.noteStore(ctx, a.ID, c.keep); err != nil {
-		return s, err
-	}
 	if noted {
 		if err := c.keep.Put(ctx, receiptKey(a.ID), receipt); err != nil {
 			return s, err
 		}
 	}
 	if err := c.keep.Put(ctx, objectKey(a.ID), file); err != nil {
+		return s, err
+	}
+	if err := c.noteStore(ctx, a.ID, c.keep); err != nil { // as in copyLegacy
 		return s, err
 	}
 	s.Status = cubeapi.BytesUploaded

@@ -32,16 +32,18 @@ func AddLog(ctx context.Context, tx *store.Tx, id template.JobID, lines ...LogLi
 	if len(lines) == 0 {
 		return nil
 	}
-	var last sql.NullInt64
-	if _, err := tx.Row(ctx, `SELECT MAX(seq) FROM job_log WHERE job_id = ?`, []any{string(id)}, &last); err != nil {
+	var first, last sql.NullInt64
+	if _, err := tx.Row(ctx, `SELECT (SELECT MIN(seq) FROM job_log WHERE job_id = ?), (SELECT MAX(seq) FROM job_log WHERE job_id = ?)`, []any{string(id), string(id)}, &first, &last); err != nil {
 		return err
 	}
+	// Lines that were forgotten do not count.
+	most := max(first.Int64-1, 0) + MaxLogLines
 	for _, l := range lines {
 		last.Int64++
-		if last.Int64 > MaxLogLines+1 {
+		if last.Int64 > most+1 {
 			return nil
 		}
-		if last.Int64 == MaxLogLines+1 {
+		if last.Int64 == most+1 {
 			l.Line = "the log is cut here: it has as many lines as are kept"
 		}
 		err := tx.Insert(ctx, fault.VersionConflict, `INSERT INTO job_log (job_id, seq, at_us, source, line) VALUES (?, ?, ?, ?, ?)`,
@@ -54,14 +56,16 @@ func AddLog(ctx context.Context, tx *store.Tx, id template.JobID, lines ...LogLi
 }
 
 // ForgetLog removes lines that were said before the given time, at most limit: a
-// job that lasts, as a template does, does not keep them for ever.
+// job that lasts, as a template does, does not keep them for ever. The last line of
+// a job stays as long as the job: the numbers go on from it.
 func ForgetLog(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
 	type line struct {
 		job template.JobID
 		seq int64
 	}
 	old, err := store.Collect(ctx, tx, func(r store.Scanner) (l line, err error) { return l, r.Scan(&l.job, &l.seq) },
-		`SELECT job_id, seq FROM job_log WHERE at_us < ? ORDER BY at_us, job_id, seq LIMIT ?`, before.UnixMicro(), limitOf(limit))
+		`SELECT job_id, seq FROM job_log WHERE at_us < ?
+			AND NOT (seq = (SELECT MAX(l.seq) FROM job_log l WHERE l.job_id = job_log.job_id) AND EXISTS (SELECT 1 FROM job j WHERE j.id = job_log.job_id)) ORDER BY at_us, job_id, seq LIMIT ?`, before.UnixMicro(), limitOf(limit))
 	for _, l := range old {
 		if err == nil {
 			_, err = tx.Exec(ctx, `DELETE FROM job_log WHERE job_id = ? AND seq = ?`, string(l.job), l.seq)

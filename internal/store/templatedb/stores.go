@@ -2,6 +2,7 @@ package templatedb
 
 import (
 	"context"
+	"time"
 
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
@@ -28,6 +29,13 @@ func StoreOf(ctx context.Context, tx *store.Tx, id template.ArtifactID) (identit
 func ForgetStore(ctx context.Context, tx *store.Tx, id template.ArtifactID) error {
 	_, err := tx.Exec(ctx, `DELETE FROM artifact_store WHERE artifact_id = ?`, string(id))
 	return err
+}
+
+// StrayStores returns artifacts of which it was noted before the given time where
+// they are, and which there are not.
+func StrayStores(ctx context.Context, tx *store.Tx, before time.Time, limit int) ([]template.ArtifactID, error) {
+	return store.Collect(ctx, tx, func(r store.Scanner) (id template.ArtifactID, err error) { return id, r.Scan(&id) },
+		`SELECT artifact_id FROM artifact_store WHERE noted_us < ? AND NOT EXISTS (SELECT 1 FROM artifact a WHERE a.id = artifact_store.artifact_id) ORDER BY artifact_id LIMIT ?`, before.UnixMicro(), limitOf(limit))
 }
 
 // Unnoted returns ready artifacts of which nobody noted where they are, in the
