@@ -27,6 +27,7 @@ func TestUnknownFieldsAreTold(t *testing.T) {
 		`{"aa":1,"z":{"q":1}}`:       "aa z",
 		`{"inner":{"b":1,"c":2}}`:    "inner.c",
 		`{"inner":null,"list":null}`: "",
+
 		`{"list":[{"c":1},{"b":2,"c":3},{"d":1}]}`: "list.c list.d",
 		`{"free":{"x":"y"},"any":{"x":1}}`:         "",
 	} {
