@@ -98,7 +98,8 @@ printf '%-22s %s ms\n%-22s %s ms\n%-22s %s ms\n\n' 'create to usable' "$create" 
 paddock sandbox delete "$id"
 paddock tpl delete demo
 # The bytes go after the answer, by the outbox.
-bytes_gone() { [ -z "$(find "$data/artifacts" -type f)" ]; }
+# A directory of artifacts keeps its name.
+bytes_gone() { [ -z "$(find "$data/artifacts" -type f ! -name .store-id)" ]; }
 await "the end of the artifact's bytes" 15 bytes_gone
 stop
 trap - EXIT
@@ -113,7 +114,7 @@ left=$(
 	ip -o link 2>/dev/null | grep "pd$tag-" || true
 	find /sys/fs/cgroup -maxdepth 2 -name "paddock-$tag" 2>/dev/null || true
 	nft list tables 2>/dev/null | grep "paddock_$tag" || true
-	find "$data/cubelet" "$data/artifacts" "$data/work" -type f 2>/dev/null || true
+	find "$data/cubelet" "$data/artifacts" "$data/work" -type f ! -name .store-id 2>/dev/null || true
 )
 rm -rf "$work"
 [ -z "$left" ] || die "left behind: $left"
