@@ -43,7 +43,7 @@ func TestCreateWaitsForTheProbe(t *testing.T) {
 		"a redirect":         {[]string{"probe", "answer", ":8080", "0"}, httpGet(asks(long), "/moved")},
 		"headers":            {[]string{"probe", "answer", ":8080", "0"}, httpGet(asks(long), "/asked", &hostpb.HttpHeader{Name: "X-Asked", Value: "yes"})},
 		"tcp":                {[]string{"probe", "answer", ":8080", "0"}, tcp(asks(long), 8080)},
-		"exec":               {[]string{"probe", "fill", "/root/there", "1"}, command(asks(long), "probe", "cat", "/root/there")},
+		"exec":               {[]string{"probe", "fill", "/there", "1"}, command(asks(long), "probe", "cat", "/there")},
 		"no program":         {nil, tcp(asks(long), 49983)},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestAProbedCreateIsGivenUp(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := request()
-			r.Command, r.Probe = []string{"probe", "fill", "/root/begun", "1"}, tcp(asks(4*time.Minute), 8080)
+			r.Command, r.Probe = []string{"probe", "fill", "/begun", "1"}, tcp(asks(4*time.Minute), 8080)
 			ctx, leave := context.WithCancel(w.ctx())
 			defer leave()
 			done := make(chan error, 1)
