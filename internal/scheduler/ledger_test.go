@@ -222,7 +222,7 @@ func TestMastersAtOnceFillHostsAndNeverOversell(t *testing.T) {
 				all.Go(func() {
 					r := ask()
 					r.Sandbox, r.Seed = sandbox.ID(fmt.Sprint("i", m, "-", n)), uint64(m*1000+n)
-					for {
+					for range 7 { // one more than there are hosts
 						d, err := s.Choose(me.view, me.ledger, r, now)
 						if err != nil {
 							mu.Lock()
