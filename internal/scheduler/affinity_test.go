@@ -180,11 +180,19 @@ func TestSpreadKeepsAGroupApart(t *testing.T) {
 	v := scheduler.NewViewOf(hosts, now)
 	for _, hard := range []bool{true, false} {
 		peers, zones := map[host.ID]int{}, map[string]int{}
+		config := scheduler.DefaultConfig()
+		if hard { // no score helps it
+			config.Scores = []scheduler.Weighted{{Name: "most_allocated", Weight: 1}}
+		}
+		s, err := scheduler.New(config)
+		if err != nil {
+			t.Fatal(err)
+		}
 		for n := range 30 {
 			r := ask()
 			r.Seed = uint64(n)
 			r.Affinity = &scheduler.Affinity{Spread: []scheduler.Spread{{Key: scheduler.LabelZone, MaxSkew: 1, Hard: hard, Peers: peers}}}
-			d, err := newScheduler(t).Decide(v, scheduler.NewLedger(), r, now)
+			d, err := s.Decide(v, scheduler.NewLedger(), r, now)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -77,7 +77,7 @@ func (c *cycle) begin(s *Scheduler, v *View, l *Ledger, r *Request, now time.Tim
 	}
 	c.holders, _ = v.tags.get(tag{kind: tagArtifact, value: string(r.Artifact)})
 	c.kind, _ = v.tags.get(tag{kind: tagType, value: r.InstanceType})
-	c.scope, c.excluded = c.named(c.scope, r.Scope), c.named(c.excluded, r.Exclude)
+	c.scope, c.excluded = c.named(c.scope, r.Scope, true), c.named(c.excluded, r.Exclude, false)
 	c.barred = r.Breakers.barred(v, now)
 	c.scarce = c.scarceHosts(c.scarce)
 	c.freshness()
@@ -148,8 +148,9 @@ func (c *cycle) scoring() ([]int, float64) {
 	return c.ranking, base
 }
 
-// named returns the lanes of ids, in the room of w.
-func (c *cycle) named(w words, ids []host.ID) words {
+// named returns the lanes of ids, in the room of w. What is no host may be a
+// zone.
+func (c *cycle) named(w words, ids []host.ID, zones bool) words {
 	if len(ids) == 0 {
 		return w[:0]
 	}
@@ -157,6 +158,8 @@ func (c *cycle) named(w words, ids []host.ID) words {
 	for _, id := range ids {
 		if n, ok := c.view.roster.index.get(id); ok {
 			w[n/lanes] |= 1 << (n % lanes)
+		} else if zones {
+			c.join(w, tag{tagLabel, LabelZone, string(id)})
 		}
 	}
 	return w

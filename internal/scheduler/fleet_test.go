@@ -283,6 +283,13 @@ func BenchmarkViewWithOneChange10000(b *testing.B) {
 	}
 }
 
+func BenchmarkNewView10000(b *testing.B) {
+	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
+	for b.Loop() {
+		scheduler.NewViewOf(hosts, now)
+	}
+}
+
 func BenchmarkChoose10000(b *testing.B) {
 	s, err := scheduler.New(scheduler.ClusterConfig())
 	if err != nil {

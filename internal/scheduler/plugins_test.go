@@ -64,7 +64,7 @@ var better = map[string]func(h *scheduler.Host){
 // moves says which change must move which score or factor, and in which way.
 var moves = map[string]map[string]int{
 	"least_allocated": {"cpu": 1, "memory": 1}, "most_allocated": {"cpu": -1, "memory": -1}, "template_locality": {"artifact": 1},
-	"create_pressure": {}, "affinity_score": {"preferred": 1}, "topology_spread": {"domain": 1}, "image_score": {"artifact": 1},
+	"create_pressure": {}, "external_http_score": {}, "affinity_score": {"preferred": 1}, "topology_spread": {"domain": 1}, "image_score": {"artifact": 1},
 	"binpack_score": {"cpu": -1, "memory": -1, "crowd": -1}, "resource_fit_score": {"cpu": -1, "memory": -1},
 	"create_concurrency_score": {"creating": 1}, "template_local_pressure": {},
 	"real_time_weighted_average": {
@@ -256,28 +256,29 @@ func TestFiltersAreMonotone(t *testing.T) {
 
 func TestGuardsDropAndSayWhy(t *testing.T) {
 	for name, c := range map[string]struct {
+		just   func(h *scheduler.Host) // what still passes
 		change func(h *scheduler.Host)
 		config func(c *scheduler.Config)
 		plugin string
 		reason string
 		code   *fault.Code
 	}{
-		"busy processors":         {change: func(h *scheduler.Host) { h.CPUUtil = 80 }, plugin: "cpu", reason: "80% busy, the limit is 80%", code: fault.NoCapacity},
-		"physical memory":         {change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 8*gib + 1 }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
-		"memory by type":          {change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 5 * gib }, config: func(c *scheduler.Config) { c.Limits.MemReservedByType = map[string]string{"cubebox": "0.5"} }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
-		"creates there":           {change: func(h *scheduler.Host) { h.Usage.Creating = 100 }, plugin: "realtime_create_num", reason: "its limit is 100", code: fault.NoCapacity},
-		"creates, own limit":      {change: func(h *scheduler.Host) { h.Usage.Creating, h.Usage.CreateLimit = 150, 150 }, plugin: "realtime_create_num", reason: "its limit is 150", code: fault.NoCapacity},
-		"creates, no limit":       {change: func(h *scheduler.Host) { h.Usage.Creating = 50 }, config: func(c *scheduler.Config) { c.Limits.Creates = 0 }, plugin: "realtime_create_num", reason: "its limit is 50", code: fault.NoCapacity},
-		"own sandbox limit":       {change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 7, 7 }, plugin: "mvm_limit", reason: "its limit is 7", code: fault.NoCapacity},
-		"sandbox limit of type":   {change: func(h *scheduler.Host) { h.Sandboxes = 4 }, config: func(c *scheduler.Config) { c.Limits.MaxByType = map[string]int64{"cubebox": 4} }, plugin: "mvm_limit", reason: "its limit is 4", code: fault.NoCapacity},
-		"share of the limit":      {change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 5, 9 }, config: func(c *scheduler.Config) { c.Limits.SandboxShare = 0.5 }, plugin: "mvm_limit", reason: "its limit is 5", code: fault.NoCapacity},
-		"load":                    {change: func(h *scheduler.Host) { h.Usage.CPULoad = 10.1 }, plugin: "node_safety", reason: "load 10.1 on 10.0 CPUs", code: fault.NoHost},
-		"disk":                    {change: func(h *scheduler.Host) { h.Usage.SysDisk = 80 }, plugin: "node_safety", reason: "80% full", code: fault.NoHost},
-		"disk, without the guard": {change: func(h *scheduler.Host) { h.Usage.DataDisk = 80 }, config: func(c *scheduler.Config) { c.Prefilters = []string{"health"} }, plugin: "disk_usage", reason: "80%", code: fault.NoHost},
-		"old metrics":             {change: func(h *scheduler.Host) { h.Usage.MetricAt = now.Add(-301 * time.Second) }, plugin: "metric_stale", reason: "5m1s old", code: fault.NoHost},
-		"old metrics here":        {change: func(h *scheduler.Host) { h.Usage.LocalMetricAt = now.Add(-301 * time.Second) }, plugin: "local_metric_stale", reason: "5m1s old", code: fault.NoHost},
-		"old registration":        {change: func(h *scheduler.Host) { h.Usage.MetadataAt = now.Add(-41 * time.Second) }, plugin: "metadata_stale", reason: "41s old", code: fault.NoHost},
-		"something scarce":        {change: func(h *scheduler.Host) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "scarce", code: fault.NoHost},
+		"busy processors":         {just: func(h *scheduler.Host) { h.CPUUtil = 79.9 }, change: func(h *scheduler.Host) { h.CPUUtil = 80 }, plugin: "cpu", reason: "80% busy, the limit is 80%", code: fault.NoCapacity},
+		"physical memory":         {just: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 8 * gib }, change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 8*gib + 1 }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
+		"memory by type":          {just: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 4 * gib }, change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 5 * gib }, config: func(c *scheduler.Config) { c.Limits.MemReservedByType = map[string]string{"cubebox": "0.5"} }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
+		"creates there":           {just: func(h *scheduler.Host) { h.Usage.Creating = 99 }, change: func(h *scheduler.Host) { h.Usage.Creating = 100 }, plugin: "realtime_create_num", reason: "its limit is 100", code: fault.NoCapacity},
+		"creates, own limit":      {just: func(h *scheduler.Host) { h.Usage.Creating, h.Usage.CreateLimit = 149, 150 }, change: func(h *scheduler.Host) { h.Usage.Creating, h.Usage.CreateLimit = 150, 150 }, plugin: "realtime_create_num", reason: "its limit is 150", code: fault.NoCapacity},
+		"creates, no limit":       {just: func(h *scheduler.Host) { h.Usage.Creating = 49 }, change: func(h *scheduler.Host) { h.Usage.Creating = 50 }, config: func(c *scheduler.Config) { c.Limits.Creates = 0 }, plugin: "realtime_create_num", reason: "its limit is 50", code: fault.NoCapacity},
+		"own sandbox limit":       {just: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 6, 7 }, change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 7, 7 }, plugin: "mvm_limit", reason: "its limit is 7", code: fault.NoCapacity},
+		"sandbox limit of type":   {just: func(h *scheduler.Host) { h.Sandboxes = 3 }, change: func(h *scheduler.Host) { h.Sandboxes = 4 }, config: func(c *scheduler.Config) { c.Limits.MaxByType = map[string]int64{"cubebox": 4} }, plugin: "mvm_limit", reason: "its limit is 4", code: fault.NoCapacity},
+		"share of the limit":      {just: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 4, 9 }, change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 5, 9 }, config: func(c *scheduler.Config) { c.Limits.SandboxShare = 0.5 }, plugin: "mvm_limit", reason: "its limit is 5", code: fault.NoCapacity},
+		"load":                    {just: func(h *scheduler.Host) { h.Usage.CPULoad = 10 }, change: func(h *scheduler.Host) { h.Usage.CPULoad = 10.1 }, plugin: "node_safety", reason: "load 10.1 on 10.0 CPUs", code: fault.NoHost},
+		"disk":                    {just: func(h *scheduler.Host) { h.Usage.SysDisk = 79.9 }, change: func(h *scheduler.Host) { h.Usage.SysDisk = 80 }, plugin: "node_safety", reason: "80% full", code: fault.NoHost},
+		"disk, without the guard": {just: func(h *scheduler.Host) { h.Usage.DataDisk = 79.9 }, change: func(h *scheduler.Host) { h.Usage.DataDisk = 80 }, config: func(c *scheduler.Config) { c.Prefilters = []string{"health"} }, plugin: "disk_usage", reason: "80%", code: fault.NoHost},
+		"old metrics":             {just: func(h *scheduler.Host) { h.Usage.MetricAt = now.Add(-300 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.MetricAt = now.Add(-301 * time.Second) }, plugin: "metric_stale", reason: "5m1s old", code: fault.NoHost},
+		"old metrics here":        {just: func(h *scheduler.Host) { h.Usage.LocalMetricAt = now.Add(-300 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.LocalMetricAt = now.Add(-301 * time.Second) }, plugin: "local_metric_stale", reason: "5m1s old", code: fault.NoHost},
+		"old registration":        {just: func(h *scheduler.Host) { h.Usage.MetadataAt = now.Add(-40 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.MetadataAt = now.Add(-41 * time.Second) }, plugin: "metadata_stale", reason: "41s old", code: fault.NoHost},
+		"something scarce":        {just: func(h *scheduler.Host) { h.Labels = map[string]string{"gpu": "false"} }, change: func(h *scheduler.Host) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "scarce", code: fault.NoHost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := scheduler.ClusterConfig()
@@ -291,8 +292,9 @@ func TestGuardsDropAndSayWhy(t *testing.T) {
 			h := scheduler.Host{Facts: fit("h1")}
 			h.Capacity = h.Allocatable
 			r := ask()
+			c.just(&h)
 			if _, err := s.Decide(scheduler.NewViewOf([]scheduler.Host{h}, now), scheduler.NewLedger(), r, now); err != nil {
-				t.Fatalf("before: %v", err)
+				t.Fatalf("at the limit: %v", err)
 			}
 			c.change(&h)
 			r.Explain = true
@@ -346,5 +348,50 @@ func TestExplainTakesTheScoreApart(t *testing.T) {
 	short, err := newScheduler(t).Decide(scheduler.NewView([]host.Facts{busy, idle}, now), scheduler.NewLedger(), r, now)
 	if err != nil || short.Host != d.Host || short.RunnerUp != d.RunnerUp || short.Score != d.Score || short.Dropped != nil || short.Scores != nil {
 		t.Errorf("without explain: %+v, %v", short, err)
+	}
+}
+
+func TestScopeNamesHostsAndZones(t *testing.T) {
+	hosts := []host.Facts{fit("a"), fit("b"), fit("c"), fit("d")}
+	hosts[1].Zone, hosts[2].Zone, hosts[3].Zone = "z1", "z1", "z2"
+	for want, scope := range map[string][]host.ID{"a": {"a"}, "b,c": {"z1"}, "a,d": {"a", "z2", "nothing"}, "": {"nothing"}} {
+		r := ask()
+		r.Scope = scope
+		ids, err := newScheduler(t).Fit(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
+		var got []string
+		for _, id := range ids {
+			got = append(got, string(id))
+		}
+		slices.Sort(got)
+		if strings.Join(got, ",") != want || (err == nil) != (want != "") {
+			t.Errorf("scope %v: %v, %v, want %s", scope, got, err, want)
+		}
+	}
+}
+
+// Scores of somebody else decide as any other, and nothing of them can do harm.
+func TestExternalScores(t *testing.T) {
+	s := every(t, func(c *scheduler.Config) {
+		c.Filters, c.Scores = []string{"cpu"}, []scheduler.Weighted{{Name: "external_http_score", Weight: 10}, {Name: "least_allocated", Weight: 1}}
+	})
+	v := scheduler.NewView([]host.Facts{fit("a"), fit("b"), fit("c")}, now)
+	r := ask()
+	for name, c := range map[string]struct {
+		external map[host.ID]float64
+		want     host.ID
+		score    float64
+	}{
+		"b is best":       {map[host.ID]float64{"a": 1, "b": 70, "c": 69}, "b", 70},
+		"c alone":         {map[host.ID]float64{"c": 1}, "c", 1},
+		"more than all":   {map[host.ID]float64{"c": 1e9}, "c", 100},
+		"no number":       {map[host.ID]float64{"a": math.NaN(), "b": 1}, "b", 1},
+		"under nothing":   {map[host.ID]float64{"a": -5, "c": 2, "b": math.Inf(-1)}, "c", 2},
+		"nobody answered": {nil, "", 100},
+	} {
+		r.External = c.external
+		d, err := s.Decide(v, scheduler.NewLedger(), r, now)
+		if err != nil || c.want != "" && d.Host != c.want || s.Gives("external_http_score", v, scheduler.NewLedger(), r, now, d.Host) != c.score {
+			t.Errorf("%s: %+v, %v, want %s", name, d, err, c.want)
+		}
 	}
 }

@@ -35,11 +35,14 @@ type Request struct {
 	Labels       map[string]string   // choose the profile
 	Resources    host.Resources
 	Affinity     *Affinity
-	Scope        []host.ID // empty: the whole fleet
+	Scope        []host.ID // hosts, or zones by name; empty: the whole fleet
 	Exclude      []host.ID // hosts of failed attempts of this same request
 	Breakers     *Breakers // nil: no host is shut out
-	Seed         uint64    // breaks ties; the same seed breaks them the same way
-	Explain      bool      // fill what Decision has for readers
+	// External are scores of the hosts that Fit returned, 0..100, made by
+	// somebody else; nil: there are none, and no host is the worse for it.
+	External map[host.ID]float64
+	Seed     uint64 // breaks ties; the same seed breaks them the same way
+	Explain  bool   // fill what Decision has for readers
 }
 
 // Decision is a choice with its reasons.
@@ -99,6 +102,21 @@ func (s *Scheduler) Decide(v *View, l *Ledger, r Request, now time.Time) (Decisi
 	var d Decision
 	err := s.decide(&d, v, l, &r, now)
 	return d, err
+}
+
+// Fit returns the hosts that are fit for r, in no order, for somebody else to
+// score. Its refusals are those of Decide.
+func (s *Scheduler) Fit(v *View, l *Ledger, r Request, now time.Time) ([]host.ID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var d Decision
+	r.Explain = true
+	err := s.decide(&d, v, l, &r, now)
+	ids := make([]host.ID, len(d.Scores))
+	for i, sc := range d.Scores {
+		ids[i] = sc.Host
+	}
+	return ids, err
 }
 
 func (s *Scheduler) decide(d *Decision, v *View, l *Ledger, r *Request, now time.Time) error {

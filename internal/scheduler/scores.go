@@ -14,9 +14,10 @@ type score func(c *cycle, m uint64, w float64, total *[lanes]float64)
 // idle tells, for some scores, that every host would get 100 of it: the
 // request says nothing of what it looks at.
 var idle = map[string]func(c *cycle) bool{
-	"template_locality": func(c *cycle) bool { return c.req.Artifact == "" },
-	"affinity_score":    func(c *cycle) bool { return len(c.preferred) == 0 },
-	"topology_spread":   func(c *cycle) bool { return len(c.spreads) == 0 },
+	"template_locality":   func(c *cycle) bool { return c.req.Artifact == "" },
+	"affinity_score":      func(c *cycle) bool { return len(c.preferred) == 0 },
+	"topology_spread":     func(c *cycle) bool { return len(c.spreads) == 0 },
+	"external_http_score": func(c *cycle) bool { return c.req.External == nil },
 }
 
 var scores = map[string]score{
@@ -41,6 +42,7 @@ var scores = map[string]score{
 		}
 		return c.concurrency(i, int64(c.pressure[c.k*lanes+i])*int64(c.s.limits.Masters))
 	}),
+	"external_http_score":        perHost(func(c *cycle, i int) float64 { return 100 - percent(100-c.req.External[c.p.facts[i].ID]) }),
 	"real_time_weighted_average": perHost(func(c *cycle, i int) float64 { return c.average(i) }),
 	"multi_factor_weighted_average": func(c *cycle, m uint64, w float64, total *[lanes]float64) {
 		own := c.h
