@@ -31,6 +31,7 @@ type cycle struct {
 
 	// Sets of lanes; empty words mean nobody is named.
 	scope, excluded, barred words
+	direct                  [1]host.ID
 	selected                words // where a term of the affinity holds
 	scarce                  words // who has something scarce
 	asked                   words // where the request asked for it
@@ -77,7 +78,13 @@ func (c *cycle) begin(s *Scheduler, v *View, l *Ledger, r *Request, now time.Tim
 	}
 	c.holders, _ = v.tags.get(tag{kind: tagArtifact, value: string(r.Artifact)})
 	c.kind, _ = v.tags.get(tag{kind: tagType, value: r.InstanceType})
-	c.scope, c.excluded = c.named(c.scope, r.Scope, true), c.named(c.excluded, r.Exclude, false)
+	c.direct[0] = r.Direct
+	if r.Direct != "" {
+		c.scope = c.named(c.scope, c.direct[:], false)
+	} else {
+		c.scope = c.named(c.scope, r.Scope, true)
+	}
+	c.excluded = c.named(c.excluded, r.Exclude, false)
 	c.barred = r.Breakers.barred(v, now)
 	c.scarce = c.scarceHosts(c.scarce)
 	c.freshness()
@@ -126,11 +133,18 @@ func (c *cycle) active(relaxed []string) []int {
 	c.out = slices.Grow(c.out[:0], len(c.prof.filters))[:len(c.prof.filters)]
 	for f := range c.prof.filters {
 		c.out[f] = 0
-		if !slices.Contains(relaxed, c.prof.filters[f].name) {
+		if c.runs(&c.prof.filters[f], relaxed) {
 			c.running = append(c.running, f)
 		}
 	}
 	return c.running
+}
+
+func (c *cycle) runs(f *filter, relaxed []string) bool {
+	if c.req.Direct != "" {
+		return f.direct && (!c.req.Force || f.name == "scope")
+	}
+	return len(relaxed) == 0 || !slices.Contains(relaxed, f.name)
 }
 
 // scoring returns the indexes of the scores that tell hosts apart, and what the

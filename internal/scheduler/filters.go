@@ -11,12 +11,14 @@ import (
 
 // filter is a named reason to drop hosts. It returns which of the hosts m of
 // the page at work pass. capacity marks those that time or another host may
-// cure; soft those that may be relaxed. why says it of one host, and is asked
+// cure; soft those that may be relaxed; direct those that a request for one host
+// meets too. why says it of one host, and is asked
 // only when somebody wants to read it.
 type filter struct {
 	name     string
 	capacity bool
 	soft     bool
+	direct   bool
 	pass     func(c *cycle, m uint64) uint64
 	why      func(c *cycle, i int) string
 }
@@ -35,10 +37,11 @@ var filters = map[string]filter{
 		pass: func(c *cycle, m uint64) uint64 { return m &^ c.barred.at(c.k) },
 		why:  constant("too many calls of it failed lately"),
 	},
-	"health": {pass: healthy, why: whyUnhealthy},
+	"health": {direct: true, pass: healthy, why: whyUnhealthy},
 	"scope": {
+		direct: true,
 		pass: func(c *cycle, m uint64) uint64 {
-			if len(c.req.Scope) == 0 {
+			if len(c.req.Scope) == 0 && c.req.Direct == "" {
 				return m
 			}
 			return m & c.scope.at(c.k)
@@ -71,7 +74,7 @@ var filters = map[string]filter{
 		pass: func(c *cycle, m uint64) uint64 { return m &^ (c.scarce.at(c.k) &^ c.asked.at(c.k)) },
 		why:  constant("kept for requests that ask for what is scarce there"),
 	},
-	"mvm_limit": {capacity: true, pass: underLimit, why: func(c *cycle, i int) string {
+	"mvm_limit": {capacity: true, direct: true, pass: underLimit, why: func(c *cycle, i int) string {
 		return fmt.Sprintf("%d sandboxes, its limit is %d", c.p.sandboxes[i]+c.h.open[i], c.sandboxLimit(i))
 	}},
 	"node_safety": {pass: safe, why: func(c *cycle, i int) string {
@@ -254,6 +257,7 @@ func (c *cycle) left(dim, i int) int64 {
 func room(dim int, name, unit string) filter {
 	return filter{
 		capacity: true,
+		direct:   true,
 		pass:     func(c *cycle, m uint64) uint64 { return c.fits(dim, m) },
 		why: func(c *cycle, i int) string {
 			free, asked := max(0, c.left(dim, i)), c.ask[dim]

@@ -181,6 +181,70 @@ func TestOnlySoftFiltersAreRelaxedInOrder(t *testing.T) {
 	}
 }
 
+func TestAskingForOneHostStillLooksAtItsHealthAndRoom(t *testing.T) {
+	s := newScheduler(t)
+	for name, c := range map[string]struct {
+		host   func(h *host.Facts)
+		force  bool
+		plugin string
+	}{
+		"as it is":               {func(*host.Facts) {}, false, ""},
+		"without the image":      {func(h *host.Facts) { h.Artifacts = nil }, false, ""},
+		"of another type":        {func(h *host.Facts) { h.InstanceType = "gpu" }, false, ""},
+		"cordoned":               {func(h *host.Facts) { h.Cordoned = true }, false, "health"},
+		"not ready":              {func(h *host.Facts) { h.Ready = false }, false, "health"},
+		"full":                   {func(h *host.Facts) { h.Allocated = h.Allocatable }, false, "cpu"},
+		"cordoned, full, forced": {func(h *host.Facts) { h.Cordoned, h.Allocated = true, h.Allocatable }, true, ""},
+	} {
+		a, b := fit("a"), fit("b")
+		c.host(&a)
+		r := ask()
+		r.Direct, r.Force, r.Scope = "a", c.force, []host.ID{"b"}
+		d, err := s.Decide(scheduler.NewView([]host.Facts{a, b}, now), scheduler.NewLedger(), r, now)
+		if c.plugin == "" && (err != nil || d.Host != "a") || c.plugin != "" && (err == nil || !strings.Contains(err.Error(), c.plugin+" 1")) {
+			t.Errorf("%s: %+v, %v", name, d, err)
+		}
+	}
+	r := ask()
+	r.Direct, r.Force = "nobody", true
+	if _, err := s.Decide(scheduler.NewView([]host.Facts{fit("a")}, now), scheduler.NewLedger(), r, now); !errors.Is(err, fault.NoHost) {
+		t.Errorf("a host that is not there: %v", err)
+	}
+}
+
+func TestChooseAllOrNothing(t *testing.T) {
+	s, v := newScheduler(t), scheduler.NewView([]host.Facts{fit("a"), fit("b")}, now)
+	requests := make([]scheduler.Request, 25) // there is room for 20
+	for i := range requests {
+		requests[i] = ask()
+		requests[i].Sandbox = sandbox.ID(fmt.Sprint("i", i))
+	}
+	l := scheduler.NewLedger()
+	_, errs := s.ChooseAll(v, l, requests, true, now)
+	for _, err := range errs {
+		if !errors.Is(err, fault.NoCapacity) {
+			t.Fatalf("all or nothing: %v", errs)
+		}
+	}
+	if l.Len() != 0 || l.Charged("a") != (host.Resources{}) {
+		t.Errorf("%d charges are left, %+v", l.Len(), l.Charged("a"))
+	}
+	decisions, errs := s.ChooseAll(v, l, requests, false, now)
+	placed := 0
+	for i, err := range errs {
+		if err == nil && decisions[i].Host != "" {
+			placed++
+		}
+	}
+	if placed != 20 || l.Len() != 20 {
+		t.Errorf("as many as fit: %d placed, %d charged", placed, l.Len())
+	}
+	l = scheduler.NewLedger()
+	if decisions, errs = s.ChooseAll(v, l, requests[:20], true, now); errors.Join(errs...) != nil || l.Len() != 20 || decisions[19].Host == "" {
+		t.Errorf("all that fit: %v", errs)
+	}
+}
+
 // Hosts that fall silent one by one are gone. When most of them fall silent at
 // once, whoever hears them has: they stay as last known, with less room.
 func TestWhoeverHearsTheFleetIsSuspectedWhenMostOfItFallsSilentAtOnce(t *testing.T) {

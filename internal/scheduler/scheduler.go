@@ -41,8 +41,12 @@ type Request struct {
 	// External are scores of the hosts that Fit returned, 0..100, made by
 	// somebody else; nil: there are none, and no host is the worse for it.
 	External map[host.ID]float64
-	Seed     uint64 // breaks ties; the same seed breaks them the same way
-	Explain  bool   // fill what Decision has for readers
+	// Direct names the one host to take, for debugging: only its health and its
+	// room are looked at, and with Force not even these.
+	Direct  host.ID
+	Force   bool
+	Seed    uint64 // breaks ties; the same seed breaks them the same way
+	Explain bool   // fill what Decision has for readers
 }
 
 // Decision is a choice with its reasons.
@@ -87,10 +91,40 @@ func (s *Scheduler) ChooseInto(d *Decision, v *View, l *Ledger, r *Request, now 
 	defer l.mu.Unlock()
 	err := s.decide(d, v, l, r, now)
 	if err == nil {
-		l.charge(Charge{Sandbox: r.Sandbox, Host: d.Host, Template: r.Template, Resources: r.Resources, At: now})
-		r.Breakers.chosen(d.Host, r.Sandbox, now)
+		s.charge(d, l, r, now)
 	}
 	return err
+}
+
+// ChooseAll is Choose for each request, in their order and in one step: what one
+// takes is gone for the next. If all is set, either each gets its host or none
+// is charged, and the first refusal is everybody's.
+func (s *Scheduler) ChooseAll(v *View, l *Ledger, requests []Request, all bool, now time.Time) ([]Decision, []error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	decisions, errs := make([]Decision, len(requests)), make([]error, len(requests))
+	for i := range requests {
+		r := &requests[i]
+		if errs[i] = s.decide(&decisions[i], v, l, r, now); errs[i] == nil {
+			s.charge(&decisions[i], l, r, now)
+		} else if all {
+			for k := range requests[:i] {
+				l.release(requests[k].Sandbox)
+			}
+			for k := range errs {
+				if errs[k] = errs[i]; k != i {
+					decisions[k] = Decision{}
+				}
+			}
+			break
+		}
+	}
+	return decisions, errs
+}
+
+func (s *Scheduler) charge(d *Decision, l *Ledger, r *Request, now time.Time) {
+	l.charge(Charge{Sandbox: r.Sandbox, Host: d.Host, Template: r.Template, Resources: r.Resources, At: now})
+	r.Breakers.chosen(d.Host, r.Sandbox, now)
 }
 
 // Decide returns the host for r, or fault.NoHost when no host may be chosen at
