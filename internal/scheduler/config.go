@@ -177,6 +177,7 @@ type profile struct {
 	plus    float64 // what an active host gets, as a share of the mean
 	minus   float64 // what a negative host loses, as a share of its own
 	ranks   bool    // the pick needs all fit hosts
+	steady  bool    // pages give the same to requests of one shape
 }
 
 // faults collects what is wrong with a configuration.
@@ -306,6 +307,10 @@ func compileProfile(at string, p Profile, c Config, f *faults) *profile {
 	out.compileFactors(at, weights, c.ParamFactor, f)
 	out.active, out.damped = asSet(c.ActiveHosts), asSet(c.NegativeHosts)
 	out.compilePick(at, p.Pick, f)
+	out.steady = !out.ranks && !slices.ContainsFunc(out.names, func(name string) bool { return !slices.Contains(steadyScores, name) })
+	if len(out.filters) > maxFilters {
+		f.bad("%senable_filters: %d filters: at most %d", at, len(out.filters), maxFilters)
+	}
 	return out
 }
 

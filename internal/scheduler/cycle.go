@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"math"
 	"math/bits"
 	"slices"
 	"time"
@@ -27,7 +28,8 @@ type cycle struct {
 	p *page
 	h *held
 
-	cut [4]int64 // the least time of each kind that is fresh
+	cut      [4]int64 // the least time of each kind that is fresh
+	allFresh bool     // no time of the whole view is older
 
 	// Sets of lanes; empty words mean nobody is named.
 	scope, excluded, barred words
@@ -40,14 +42,18 @@ type cycle struct {
 	holders, kind           *set
 	pressure                []int32 // creates of this template, by lane
 
-	running []int // indexes of the filters that run
-	ranking []int // indexes of the scores that do
-	out     []int
-	total   [lanes]float64
-	list    []ranked
-	heap    []ranked
-	term    words
-	one     words
+	running  []int // indexes of the filters that run
+	ranking  []int // indexes of the scores that do
+	base     float64
+	lists    bool // all fit hosts are listed
+	total    [lanes]float64
+	seen     seen
+	sum      tally
+	explains *Decision // nil: nobody asked
+	list     []ranked
+	heap     []ranked
+	term     words
+	one      words
 }
 
 // words is a set of lanes, one word a page.
@@ -101,7 +107,7 @@ func (c *cycle) begin(s *Scheduler, v *View, l *Ledger, r *Request, now time.Tim
 
 // end lets go of what c need not keep.
 func (c *cycle) end() {
-	c.view, c.ledger, c.req, c.p, c.h, c.holders, c.kind, c.barred = nil, nil, nil, nil, nil, nil, nil, nil
+	c.view, c.ledger, c.req, c.p, c.h, c.holders, c.kind, c.barred, c.explains = nil, nil, nil, nil, nil, nil, nil, nil, nil
 }
 
 func (s *Scheduler) profileOf(r *Request) *profile {
@@ -127,17 +133,14 @@ func (p *profile) takes(r *Request) bool {
 
 func (c *cycle) on(k int) { c.k, c.p, c.h = k, c.view.pages[k], c.ledger.page(k) }
 
-// active returns the indexes of the filters that are not relaxed.
-func (c *cycle) active(relaxed []string) []int {
+// active finds the filters that are not relaxed.
+func (c *cycle) active(relaxed []string) {
 	c.running = c.running[:0]
-	c.out = slices.Grow(c.out[:0], len(c.prof.filters))[:len(c.prof.filters)]
 	for f := range c.prof.filters {
-		c.out[f] = 0
 		if c.runs(&c.prof.filters[f], relaxed) {
 			c.running = append(c.running, f)
 		}
 	}
-	return c.running
 }
 
 func (c *cycle) runs(f *filter, relaxed []string) bool {
@@ -147,19 +150,17 @@ func (c *cycle) runs(f *filter, relaxed []string) bool {
 	return len(relaxed) == 0 || !slices.Contains(relaxed, f.name)
 }
 
-// scoring returns the indexes of the scores that tell hosts apart, and what the
-// others give to every host.
-func (c *cycle) scoring() ([]int, float64) {
-	c.ranking = c.ranking[:0]
-	var base float64
+// scoring finds the scores that tell hosts apart, and what the others give to
+// every host.
+func (c *cycle) scoring() {
+	c.ranking, c.base = c.ranking[:0], 0
 	for n, idle := range c.prof.idle {
 		if idle != nil && idle(c) {
-			base += float64(100 * c.prof.weights[n])
+			c.base += float64(100 * c.prof.weights[n])
 		} else {
 			c.ranking = append(c.ranking, n)
 		}
 	}
-	return c.ranking, base
 }
 
 // named returns the lanes of ids, in the room of w. What is no host may be a
@@ -394,10 +395,13 @@ func (c *cycle) spreading(a *Affinity) error {
 // whoever hears them is suspected.
 func (c *cycle) freshness() {
 	l := &c.s.limits
-	c.blind = false
+	c.blind, c.allFresh = false, true
 	for i, limit := range [4]time.Duration{c.s.stale, l.MetricStale, l.LocalStale, l.MetadataStale} {
-		if limit > 0 {
-			c.cut[i] = c.cutOf(i, int64(limit))
+		if c.cut[i] = math.MinInt64; limit == 0 {
+			continue
+		}
+		if c.cut[i] = c.now - int64(limit); c.view.oldest[i] < c.cut[i] {
+			c.cut[i], c.allFresh = c.cutOf(i, int64(limit)), false
 		}
 	}
 }

@@ -45,6 +45,12 @@ type Ledger struct {
 	bound *roster
 	held  []*held
 	cycle cycle // room for the decision that is made under the lock
+
+	edits  uint64 // counts changes of held
+	known  map[shape]*memory
+	met    map[shape]bool // that came once
+	shapes []shape        // the keys of known
+	eldest int            // of them
 }
 
 // entry is a Charge without its key: over 128 bytes, a map would allocate each.
@@ -68,6 +74,7 @@ type held struct {
 	most           [dims]int64 // at least the largest of amount
 	open, creating [lanes]int64
 	mostOpen       int64  // at least the largest of open
+	version        uint64 // of all of this; 0: nothing was ever held
 	on, busy       uint64 // lanes with open, and with creating
 }
 
@@ -76,7 +83,7 @@ var nothing held
 
 // NewLedger returns an empty ledger.
 func NewLedger() *Ledger {
-	return &Ledger{open: map[sandbox.ID]entry{}, byHost: map[host.ID]taken{}, pressure: map[pressed]int64{}}
+	return &Ledger{open: map[sandbox.ID]entry{}, byHost: map[host.ID]taken{}, pressure: map[pressed]int64{}, known: make(map[shape]*memory, maxShapes), met: make(map[shape]bool, maxMet)}
 }
 
 // Charge adds c, in place of an older charge for the same sandbox.
@@ -171,6 +178,8 @@ func (l *Ledger) hold(n int32, t taken) {
 		h = &held{}
 		l.held[n/lanes] = h
 	}
+	l.edits++
+	h.version = l.edits
 	i, bit := n%lanes, uint64(1)<<(n%lanes)
 	for d, amount := range amounts(t.resources) {
 		h.amount[d][i] = amount

@@ -175,7 +175,11 @@ func TestCreatesUnderWayPress(t *testing.T) {
 		}
 	}
 	l := scheduler.NewLedger()
-	l.Charge(scheduler.Charge{Sandbox: "i1", Host: "a", Template: "tpl-b", At: now})
+	alone := s.Gives("multi_factor_weighted_average", v, l, r, now, "a")
+	l.Charge(scheduler.Charge{Sandbox: "i1", Host: "a", Template: "tpl-b", Resources: r.Resources, At: now})
+	if got := s.Gives("multi_factor_weighted_average", v, l, r, now, "a"); got != alone {
+		t.Errorf("what only this side knows moves what the host reported: %v, was %v", got, alone)
+	}
 	if got := s.Gives("template_local_pressure", v, l, r, now, "a"); got != 100 {
 		t.Errorf("another template's create presses by locality: %v", got)
 	}

@@ -16,7 +16,6 @@
 package scheduler
 
 import (
-	"math/bits"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -183,55 +182,32 @@ type ranked struct {
 
 // run is one pass of the pipeline without the filters named in relaxed.
 func (c *cycle) run(d *Decision, relaxed []string) {
-	filters := c.active(relaxed)
-	scores, base := c.scoring()
+	c.active(relaxed)
+	c.scoring()
 	best, second := ranked{at: -1}, ranked{at: -1}
-	c.list = c.list[:0]
-	for k, p := range c.view.pages {
-		if c.on(k); p.live == 0 {
-			continue
+	c.list, c.lists, c.explains = c.list[:0], c.prof.ranks || c.req.Explain, nil
+	if c.req.Explain {
+		c.explains = d
+	}
+	m, sum := c.memory(len(relaxed)), &c.sum
+	if *sum = (tally{}); m != nil {
+		sum = &m.sum
+	}
+	for k := range c.view.pages {
+		e := &c.seen
+		if m != nil {
+			e = c.recall(m, k)
+		} else {
+			c.look(e, k)
+			sum.add(e, len(c.prof.filters), 1)
 		}
-		m := p.live
-		for _, f := range filters {
-			in := m
-			if m = c.prof.filters[f].pass(c, m); m != in {
-				c.out[f] += bits.OnesCount64(in &^ m)
-				if c.req.Explain {
-					c.explain(d, f, in&^m)
-				}
-				if m == 0 {
-					break
-				}
-			}
-		}
-		if m == 0 {
-			continue
-		}
-		d.Fit += bits.OnesCount64(m)
-		total := &c.total
-		for i := range total {
-			total[i] = base
-		}
-		for _, n := range scores {
-			c.prof.scores[n](c, m, c.prof.weights[n], total)
-		}
-		if c.prof.ranks || c.req.Explain {
-			for rest := m; rest != 0; rest &= rest - 1 {
-				i := bits.TrailingZeros64(rest)
-				c.list = append(c.list, ranked{int32(k*lanes + i), total[i]})
-			}
-			continue
-		}
-		for rest := m; rest != 0; rest &= rest - 1 {
-			i := bits.TrailingZeros64(rest)
-			if total[i] < second.score && second.at >= 0 {
-				continue
-			}
-			best, second = c.offer(best, second, ranked{int32(k*lanes + i), total[i]})
+		if e.bests != 0 {
+			best, second = c.compete(e, k, best, second)
 		}
 	}
-	for f, n := range c.out {
-		if n > 0 {
+	d.Fit = sum.fit
+	for f := range c.prof.filters {
+		if n := sum.out[f]; n > 0 {
 			d.Out = append(d.Out, Count{c.prof.filters[f].name, n})
 		}
 	}

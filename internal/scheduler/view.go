@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ type View struct {
 	tags    pmap[tag, *set]
 	domains pmap[string, *domain]
 	builtAt time.Time
+	oldest  [4]int64 // the least of the pages' times
 }
 
 // roster says who is in the fleet, and in which lane. Two views of one roster
@@ -107,6 +109,12 @@ func (v *View) With(now time.Time, changed []Host, gone ...host.ID) *View {
 	}
 	for _, p := range b.touched {
 		p.seal()
+	}
+	for i := range b.oldest {
+		b.oldest[i] = math.MaxInt64
+		for _, p := range b.pages {
+			b.oldest[i] = min(b.oldest[i], p.oldest[i])
+		}
 	}
 	b.View.tags, b.View.domains = *b.tags.pmap, *b.domains.pmap
 	if b.index.pmap != nil {
