@@ -219,6 +219,27 @@ func TestChangesAddUpToANewView(t *testing.T) {
 	}
 }
 
+// Two views made of one do not know of each other.
+func TestForksOfAViewStayApart(t *testing.T) {
+	var hosts []scheduler.Host
+	for i := range 10 {
+		hosts = append(hosts, scheduler.Host{Facts: fit(fmt.Sprint("h", i))})
+	}
+	base := scheduler.NewViewOf(hosts, now)
+	for _, id := range []host.ID{"h0", "h1", "h2"} {
+		base = base.With(now, nil, id) // lanes to be used again
+	}
+	a, b := base.With(now, nil, "h3"), base.With(now, nil, "h4")
+	a, b = a.With(now, []scheduler.Host{{Facts: fit("new")}}), b.With(now, []scheduler.Host{{Facts: fit("new")}})
+	for name, v := range map[string]*scheduler.View{"h4": a, "h3": b} {
+		for _, id := range []string{name, "new", "h5"} {
+			if f, ok := v.Host(host.ID(id)); !ok || f.ID != host.ID(id) || v.Len() != 7 {
+				t.Errorf("%s of %d hosts is %+v, %v", id, v.Len(), f.ID, ok)
+			}
+		}
+	}
+}
+
 func TestOneChangeCopiesOnePage(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	hosts := drawFleet(rng, 10_000)
