@@ -23,7 +23,7 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 		t.Fatal(err)
 	}
 	chosen, stale, barred := 0, 0, 0
-	for seed := range uint64(60) {
+	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 31))
 		at := now
 		fleet := drawFleet(rng, 1+rng.IntN(400))
@@ -85,7 +85,7 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 			}
 		}
 	}
-	if chosen < 3000 || stale == 0 || barred == 0 {
+	if chosen < 1000 || stale == 0 || barred == 0 {
 		t.Errorf("%d chosen, %d times after hosts fell silent, %d times a host was out: the histories are of no use", chosen, stale, barred)
 	}
 }
