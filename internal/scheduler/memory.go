@@ -22,7 +22,7 @@ const maxFilters = 32
 // the best of those left. It holds as long as the page, what is held from it
 // and who is barred from it are the same.
 type seen struct {
-	page    *page // nil: it holds for nothing
+	page    uint64 // its serial; 0: it holds for nothing
 	version uint64
 	barred  uint64
 
@@ -127,14 +127,14 @@ func (c *cycle) recall(m *memory, k int) *seen {
 		version = h.version
 	}
 	fresh := c.fresh(p)
-	if e.page == p && e.version == version && e.barred == barred && fresh {
+	if e.page == p.serial && e.version == version && e.barred == barred && fresh {
 		return e
 	}
 	m.sum.add(e, len(c.prof.filters), -1)
 	c.look(e, k)
 	m.sum.add(e, len(c.prof.filters), 1)
-	if e.page = p; !fresh {
-		e.page = nil
+	if e.page = p.serial; !fresh {
+		e.page = 0
 	}
 	e.version, e.barred = version, barred
 	return e

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"math"
 	"math/bits"
+	"sync/atomic"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/host"
@@ -41,6 +42,7 @@ const lanes = 64
 // made; a newer view shares the pages that did not change.
 type page struct {
 	gen                   uint64 // of the view that made it
+	serial                uint64 // no other page has it
 	live, ready, cordoned uint64
 
 	facts [lanes]*Host
@@ -65,6 +67,10 @@ type page struct {
 	limit          [lanes]int64
 	sandboxes, top [lanes]int64
 }
+
+// serials numbers pages. Whoever remembers a page by its number does not keep
+// an old view in memory.
+var serials atomic.Uint64
 
 // The dimensions of host.Resources, as columns.
 const (

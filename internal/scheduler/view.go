@@ -158,7 +158,7 @@ func (b *builder) page(n int32) *page {
 	p := b.pages[at]
 	if p.gen != b.gen {
 		own := *p
-		own.gen = b.gen
+		own.gen, own.serial = b.gen, serials.Add(1)
 		p, b.pages[at] = &own, &own
 		b.touched = append(b.touched, p)
 	}
