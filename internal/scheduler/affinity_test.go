@@ -334,3 +334,37 @@ func TestSelectorsAgreeWithReadingLabels(t *testing.T) {
 		t.Fatal("nothing was placed")
 	}
 }
+
+// Who asks for one scarce thing does not get a host that has another one too.
+func TestEveryScarceThingMustBeAskedFor(t *testing.T) {
+	config := scheduler.DefaultConfig()
+	config.Scarce = []scheduler.ScarceLabel{{Key: "gpu"}, {Key: "disk", Values: []string{"nvme"}}}
+	s, err := scheduler.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hosts []scheduler.Host
+	for id, labels := range map[string]map[string]string{"g": {"gpu": "1"}, "n": {"disk": "nvme"}, "b": {"gpu": "1", "disk": "nvme"}, "s": {"disk": "ssd", "gpu": "0"}} {
+		h := scheduler.Host{Facts: fit(id)}
+		h.Labels = labels
+		hosts = append(hosts, h)
+	}
+	gpu, nvme := one("gpu", scheduler.Exists), one("disk", scheduler.In, "nvme")
+	for _, c := range []struct {
+		terms []scheduler.Term
+		want  string
+	}{
+		{nil, "s"},
+		{[]scheduler.Term{append(gpu, one("gpu", scheduler.NotIn, "0")...)}, "g"},
+		{[]scheduler.Term{nvme}, "n"},
+		{[]scheduler.Term{append(one("gpu", scheduler.In, "1"), nvme...)}, "b"},
+		{[]scheduler.Term{one("disk", scheduler.NotIn, "hdd")}, "s"}, // needs none of it
+	} {
+		r := ask()
+		r.Affinity = &scheduler.Affinity{Terms: c.terms}
+		ids, err := s.Fit(scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), r, now)
+		if err != nil || len(ids) != 1 || string(ids[0]) != c.want {
+			t.Errorf("%+v: %v, %v, want %s", c.terms, ids, err, c.want)
+		}
+	}
+}

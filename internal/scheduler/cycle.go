@@ -35,8 +35,7 @@ type cycle struct {
 	scope, excluded, barred words
 	direct                  [1]host.ID
 	selected                words // where a term of the affinity holds
-	scarce                  words // who has something scarce
-	asked                   words // where the request asked for it
+	scarce                  words // who has something scarce that was not asked for
 	preferred               []words
 	spreads                 []spreading
 	holders, kind           *set
@@ -53,6 +52,7 @@ type cycle struct {
 	list     []ranked
 	heap     []ranked
 	term     words
+	having   words
 	one      words
 }
 
@@ -92,10 +92,10 @@ func (c *cycle) begin(s *Scheduler, v *View, l *Ledger, r *Request, now time.Tim
 	}
 	c.excluded = c.named(c.excluded, r.Exclude, false)
 	c.barred = r.Breakers.barred(v, now)
-	c.scarce = c.scarceHosts(c.scarce)
 	c.freshness()
 	if r.Affinity == nil {
-		c.selected, c.asked, c.preferred, c.spreads = c.selected[:0], c.asked[:0], c.preferred[:0], c.spreads[:0]
+		c.selected, c.preferred, c.spreads = c.selected[:0], c.preferred[:0], c.spreads[:0]
+		c.keep(nil)
 	} else if err := c.affinity(r.Affinity); err != nil {
 		return err
 	}
@@ -202,16 +202,14 @@ func (c *cycle) affinity(a *Affinity) error {
 			return err
 		}
 	}
-	n := len(c.view.pages)
-	c.selected, c.asked = c.selected[:0], c.asked.fill(n, 0)
-	if len(a.Terms) > 0 {
-		c.selected = c.selected.fill(n, 0)
+	c.keep(a.Terms)
+	if c.selected = c.selected[:0]; len(a.Terms) > 0 {
+		c.selected = c.selected.fill(len(c.view.pages), 0)
 		for _, t := range a.Terms {
 			c.term = c.where(t, c.term)
 			for k, w := range c.term {
 				c.selected[k] |= w
 			}
-			c.scarceAsked(t)
 		}
 	}
 	for len(c.preferred) < len(a.Preferred) {
@@ -282,46 +280,51 @@ func (s *ScarceLabel) has(value string) bool {
 	return value != "false" && value != "0"
 }
 
-// scarceAsked adds where t holds and asks for every scarce label there is.
-func (c *cycle) scarceAsked(t Term) {
-	for i := range c.s.scarce {
-		label := &c.s.scarce[i]
-		if slices.ContainsFunc(t, func(r Requirement) bool {
-			return r.Key == label.Key && (r.Operator == Exists || r.Operator == In && slices.ContainsFunc(r.Values, label.has))
-		}) {
-			for k, w := range c.term {
-				c.asked[k] |= w
-			}
-		}
-	}
+// asks reports whether t needs a host that has the scarce thing.
+func (s *ScarceLabel) asks(t Term) bool {
+	return slices.ContainsFunc(t, func(r Requirement) bool {
+		return r.Key == s.Key && (r.Operator == Exists || r.Operator == In && slices.ContainsFunc(r.Values, s.has))
+	})
 }
 
-// scarceHosts returns the lanes whose hosts have a scarce thing, in the room
-// of w; no words if no host has one.
-func (c *cycle) scarceHosts(w words) words {
-	w = w[:0]
+// keep finds the lanes whose hosts have a scarce thing that no term which holds
+// there asks for.
+func (c *cycle) keep(terms []Term) {
+	c.scarce = c.scarce[:0]
 	for i := range c.s.scarce {
 		label := &c.s.scarce[i]
 		has, ok := c.view.tags.get(tag{kind: tagKey, key: label.Key})
 		if !ok {
 			continue
 		}
-		if len(w) == 0 {
-			w = w.fill(len(c.view.pages), 0)
-		}
+		n := len(c.view.pages)
+		c.having = c.having.fill(n, 0)
 		if len(label.Values) > 0 {
 			for _, value := range label.Values {
-				c.join(w, tag{tagLabel, label.Key, value})
+				c.join(c.having, tag{tagLabel, label.Key, value})
 			}
-			continue
+		} else {
+			no, _ := c.view.tags.get(tag{tagLabel, label.Key, "false"})
+			zero, _ := c.view.tags.get(tag{tagLabel, label.Key, "0"})
+			for k, word := range has.words {
+				c.having[k] = word &^ no.word(k) &^ zero.word(k)
+			}
 		}
-		no, _ := c.view.tags.get(tag{tagLabel, label.Key, "false"})
-		zero, _ := c.view.tags.get(tag{tagLabel, label.Key, "0"})
-		for k, word := range has.words {
-			w[k] |= word &^ no.word(k) &^ zero.word(k)
+		for _, t := range terms {
+			if label.asks(t) {
+				c.term = c.where(t, c.term)
+				for k, w := range c.term {
+					c.having[k] &^= w
+				}
+			}
+		}
+		if len(c.scarce) == 0 {
+			c.scarce = c.scarce.fill(n, 0)
+		}
+		for k, w := range c.having {
+			c.scarce[k] |= w
 		}
 	}
-	return w
 }
 
 // spreading is one Spread, counted.

@@ -71,7 +71,7 @@ var filters = map[string]filter{
 	"topology_spread": {soft: true, pass: spreads, why: constant("its domain has too many of the group already")},
 	"scarce": {
 		soft: true,
-		pass: func(c *cycle, m uint64) uint64 { return m &^ (c.scarce.at(c.k) &^ c.asked.at(c.k)) },
+		pass: func(c *cycle, m uint64) uint64 { return m &^ c.scarce.at(c.k) },
 		why:  constant("kept for requests that ask for what is scarce there"),
 	},
 	"mvm_limit": {capacity: true, direct: true, pass: underLimit, why: func(c *cycle, i int) string {

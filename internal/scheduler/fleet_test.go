@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -61,8 +62,8 @@ func drawFleet(rng *rand.Rand, n int) []scheduler.Host {
 }
 
 // plain is the default pipeline as anybody would write it.
-func plain(hosts []scheduler.Host, charged map[host.ID]host.Resources, r scheduler.Request) (fit []host.ID, best float64, out map[string]int) {
-	out = map[string]int{}
+func plain(hosts []scheduler.Host, charged map[host.ID]host.Resources, r scheduler.Request) (scores map[host.ID]float64, best float64, out map[string]int) {
+	scores, out = map[host.ID]float64{}, map[string]int{}
 	for _, h := range hosts {
 		free := h.Allocatable.Sub(host.Resources{
 			MilliCPU: max(0, h.Allocated.MilliCPU), MemBytes: max(0, h.Allocated.MemBytes), DiskBytes: max(0, h.Allocated.DiskBytes), Slots: max(0, h.Allocated.Slots),
@@ -102,10 +103,10 @@ func plain(hosts []scheduler.Host, charged map[host.ID]host.Resources, r schedul
 			if score > best {
 				best = score
 			}
-			fit = append(fit, h.ID)
+			scores[h.ID] = score
 		}
 	}
-	return fit, best, out
+	return scores, best, out
 }
 
 func TestAgreesWithAPlainSchedulerOnEveryFleet(t *testing.T) {
@@ -135,8 +136,13 @@ func TestAgreesWithAPlainSchedulerOnEveryFleet(t *testing.T) {
 				}
 				continue
 			}
-			if err != nil || !slices.Contains(fit, d.Host) || d.Score < best-1e-9 || d.Score > best+1e-9 {
+			if err != nil || math.Abs(fit[d.Host]-best) > 1e-9 || d.Score < best-1e-9 || d.Score > best+1e-9 {
 				t.Fatalf("seed %d: chose %s with %v (%v), the best has %v", seed, d.Host, d.Score, err, best)
+			}
+			for id, score := range fit {
+				if id != d.Host && (d.RunnerUp == "" || score > fit[d.RunnerUp]+1e-9) {
+					t.Fatalf("seed %d: %s is the runner-up with %v, and %s has %v", seed, d.RunnerUp, fit[d.RunnerUp], id, score)
+				}
 			}
 			placed++
 			if charged[d.Host] == (host.Resources{}) && r.Resources != (host.Resources{}) {

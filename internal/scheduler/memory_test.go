@@ -18,6 +18,7 @@ import (
 func TestWhatIsRememberedNeverShows(t *testing.T) {
 	config := scheduler.ClusterConfig()
 	config.Relax = []string{"template_locality"}
+	config.Limits.ObserverShare = 0 // hosts fall silent one by one
 	s, err := scheduler.New(config)
 	if err != nil {
 		t.Fatal(err)
@@ -28,7 +29,7 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 		at := now
 		fleet := drawFleet(rng, 1+rng.IntN(400))
 		for i := range fleet {
-			fleet[i].HeardAt = at
+			fleet[i].HeardAt = at.Add(-time.Duration(rng.IntN(9000)) * time.Millisecond)
 		}
 		v, l, b := scheduler.NewViewOf(fleet, at), scheduler.NewLedger(), newBreakers(t)
 		var open []scheduler.Charge
@@ -62,6 +63,9 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 			r.Sandbox, r.Seed, r.Breakers = sandbox.ID(fmt.Sprint("i", n)), rng.Uint64(), b
 			r.Artifact = template.ArtifactID([]string{"", "rfs-a", "rfs-b", "rfs-d"}[rng.IntN(4)])
 			r.Resources.MilliCPU = []int64{100, 1000, 20_000}[rng.IntN(3)]
+			if rng.IntN(5) == 0 {
+				r.Exclude = []host.ID{host.ID(fmt.Sprintf("h%04d", rng.IntN(420))), host.ID(fmt.Sprintf("h%04d", rng.IntN(420)))}
+			}
 			anew := scheduler.NewLedger()
 			for _, c := range open {
 				anew.Charge(c)
