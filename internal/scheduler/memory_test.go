@@ -99,10 +99,10 @@ func TestMoreShapesThanAreRemembered(t *testing.T) {
 	v, l, s := graded(10), scheduler.NewLedger(), newScheduler(t)
 	for n := range 500 {
 		r := ask()
-		r.Resources.MilliCPU = int64(n % 150)
-		d, err := s.Decide(v, l, r, now)
-		if err != nil || d.Host != "h00" || d.Fit != 10 {
-			t.Fatalf("%d: %+v, %v", n, d, err)
+		r.Resources.MilliCPU = int64(n % 150 * 60)
+		want, _ := s.Decide(v, scheduler.NewLedger(), r, now)
+		if d, err := s.Decide(v, l, r, now); err != nil || d.Host != want.Host || d.Fit != want.Fit || d.Score != want.Score {
+			t.Fatalf("%d: %+v, %v, want %+v", n, d, err, want)
 		}
 	}
 }
