@@ -42,7 +42,7 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 			case 3:
 				v = v.With(at, nil, host.ID(fmt.Sprintf("h%04d", rng.IntN(420))))
 			case 4:
-				at = at.Add(time.Duration(rng.IntN(2000)) * time.Millisecond)
+				at = at.Add(time.Duration(rng.IntN(2400)-600) * time.Millisecond) // clocks of two readers differ
 			case 5:
 				for range 5 {
 					b.Report(host.ID(fmt.Sprintf("h%04d", n%len(fleet))), "x", scheduler.TransportFailed, at)
@@ -103,6 +103,22 @@ func TestMoreShapesThanAreRemembered(t *testing.T) {
 		want, _ := s.Decide(v, scheduler.NewLedger(), r, now)
 		if d, err := s.Decide(v, l, r, now); err != nil || d.Host != want.Host || d.Fit != want.Fit || d.Score != want.Score {
 			t.Fatalf("%d: %+v, %v, want %+v", n, d, err, want)
+		}
+	}
+}
+
+// What was seen of a page with silent hosts holds for that moment alone.
+func TestSilenceIsNotRemembered(t *testing.T) {
+	h := fit("a")
+	h.HeardAt = now.Add(-9 * time.Second)
+	v, l, s := scheduler.NewView([]host.Facts{h}, now), scheduler.NewLedger(), newScheduler(t)
+	for n := range 6 {
+		at, want := now, 1
+		if n%2 == 0 {
+			at, want = now.Add(2*time.Second), 0
+		}
+		if d, _ := s.Decide(v, l, ask(), at); d.Fit != want {
+			t.Fatalf("look %d, at %s: %d fit, want %d", n, at.Sub(now), d.Fit, want)
 		}
 	}
 }
