@@ -233,3 +233,29 @@ func TestBadQueueConfigNamesEveryKey(t *testing.T) {
 		}
 	}
 }
+
+// What was not served costs nothing: a tenant whose callers went away is due as
+// if they had never come.
+func TestTicketsThatAreNotServedAreGivenBack(t *testing.T) {
+	q := newQueue(t, nil)
+	push(t, q, "a", 20, now)
+	for i := range 20 {
+		q.Cancel(fmt.Sprint("a-", i))
+	}
+	for i := range 20 { // and some whose time is up before their turn
+		if err := q.Push(scheduler.Ticket{ID: fmt.Sprint("late-", i), Tenant: "a", Deadline: now.Add(time.Second)}, now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	push(t, q, "a", 10, now)
+	push(t, q, "b", 10, now)
+	at, got, late := now.Add(time.Minute), map[string]int{}, 0
+	for range 10 {
+		x, _, l := q.Pop("", at)
+		got[x.Tenant]++
+		late += len(l)
+	}
+	if got["a"] < 4 || got["a"] > 6 || late != 20 {
+		t.Errorf("served %v of ten, and %d were late: want halves, and 20", got, late)
+	}
+}
