@@ -113,7 +113,7 @@ func requests(n int) []scheduler.Request {
 	for i := range all {
 		all[i] = scheduler.Request{
 			Sandbox: sandbox.ID(fmt.Sprintf("i%024x", i)), Template: "tpl-a", InstanceType: "cubebox", Seed: rng.Uint64(),
-			Resources: host.Resources{MilliCPU: 500 * (1 + rng.Int64N(8)), MemBytes: (1 + rng.Int64N(8)) << 29, DiskBytes: 10 << 30, Slots: 1},
+			Resources: host.Resources{MilliCPU: 500*(1+rng.Int64N(8)) + int64(i), MemBytes: (1 + rng.Int64N(8)) << 29, DiskBytes: 10 << 30, Slots: 1},
 		}
 		all[i].Artifact = artifacts[rng.IntN(len(artifacts))]
 	}

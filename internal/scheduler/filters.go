@@ -182,7 +182,7 @@ func underLimit(c *cycle, m uint64) uint64 {
 }
 
 func safe(c *cycle, m uint64) uint64 {
-	if per := c.s.limits.LoadPerCPU; per > 0 {
+	if per := c.s.limits.LoadPerCPU; per > 0 && c.p.loadMost > c.p.cpusLeast*per {
 		m = each(m, func(i int) bool { return c.p.cpus[i] == 0 || c.p.load[i] <= c.p.cpus[i]*per })
 	}
 	return disksBelow(c, m)
@@ -296,7 +296,21 @@ func memRoom() filter {
 		if c.p.memLeast >= most || len(c.s.reserved) == 0 && c.p.memLeast >= ask+c.s.limits.MemReserved {
 			return m
 		}
-		return each(m, func(i int) bool { return c.p.mem[i] == most || ask+c.reserved(i) <= c.p.mem[i] })
+		keep, all := c.s.limits.MemReserved, &c.p.all[dimMem]
+		if len(c.s.reserved) > 0 {
+			return each(m, func(i int) bool { return c.p.mem[i] == most || ask+c.reserved(i) <= c.p.mem[i] })
+		}
+		for rest := m; rest != 0; rest &= rest - 1 { // what reserved says, without its questions
+			i := bits.TrailingZeros64(rest) & (lanes - 1)
+			n := keep
+			if n >= all[i] {
+				n = c.reserved(i)
+			}
+			if unused := c.p.mem[i]; ask+n > unused && unused != most {
+				m &^= 1 << i
+			}
+		}
+		return m
 	}
 	f.why = func(c *cycle, i int) string {
 		if c.ask[dimMem] <= c.left(dimMem, i) {

@@ -62,6 +62,8 @@ type page struct {
 	crowd, topLow  int64
 	creatingMost   int64
 	diskMost       float64
+	loadMost       float64
+	cpusLeast      float64
 	utilMost       float64
 	creating       [lanes]int64
 	limit          [lanes]int64
@@ -152,6 +154,7 @@ func (p *page) seal() {
 	}
 	p.diskMost, p.utilMost, p.memLeast = 0, 0, most
 	p.crowd, p.topLow, p.creatingMost = 0, math.MaxInt64, 0
+	p.loadMost, p.cpusLeast = 0, math.MaxFloat64
 	for m := p.live; m != 0; m &= m - 1 {
 		i := bits.TrailingZeros64(m)
 		p.oldest = [4]int64{min(p.oldest[0], p.heard[i]), min(p.oldest[1], p.metric[i]), min(p.oldest[2], p.local[i]), min(p.oldest[3], p.meta[i])}
@@ -163,6 +166,7 @@ func (p *page) seal() {
 		if p.top[i] > 0 {
 			p.topLow = min(p.topLow, p.top[i])
 		}
+		p.loadMost, p.cpusLeast = max(p.loadMost, p.load[i]), min(p.cpusLeast, p.cpus[i])
 		p.memLeast = min(p.memLeast, p.mem[i])
 		p.utilMost = max(p.utilMost, p.cpuUtil[i])
 	}
