@@ -218,6 +218,10 @@ func TestChangesAddUpToANewView(t *testing.T) {
 			if got, want := decide(v, l, seed+100), decide(scheduler.NewViewOf(all, now), scheduler.NewLedger(), seed+100); got != want {
 				t.Fatalf("seed %d: the changed view decides\n%s, a new one\n%s", seed, got, want)
 			}
+			same := before.Become(now, all)
+			if got, want := decide(same, l, seed+100), decide(v, l, seed+100); got != want || same.Len() != v.Len() {
+				t.Fatalf("seed %d: the view that became this one decides\n%s, this one\n%s", seed, got, want)
+			}
 			if got := decide(before, scheduler.NewLedger(), seed); got != was {
 				t.Fatalf("seed %d: the view before the change decides\n%s, and did\n%s", seed, got, was)
 			}
@@ -314,6 +318,14 @@ func BenchmarkNewView10000(b *testing.B) {
 	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
 	for b.Loop() {
 		scheduler.NewViewOf(hosts, now)
+	}
+}
+
+func BenchmarkViewBecome10000(b *testing.B) {
+	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
+	v := scheduler.NewViewOf(hosts, now)
+	for b.Loop() {
+		v = v.Become(now, hosts)
 	}
 }
 

@@ -321,7 +321,7 @@ func TestNearestFitIsTold(t *testing.T) {
 		hosts = append(hosts, h)
 	}
 	hosts[17].Allocated = host.Resources{MemBytes: 9*gib + 512<<20} // 512 MiB are free
-	hosts[30].Allocated = hosts[17].Allocated // as near: the first by name is told
+	hosts[30].Allocated = hosts[17].Allocated                       // as near: the first by name is told
 	hosts[18].Allocated = host.Resources{MemBytes: 9*gib + 600<<20, MilliCPU: 9999}
 	hosts[19].Allocated, hosts[19].Cordoned = host.Resources{MemBytes: 9*gib + 1}, true // would be nearer, and may not be chosen
 	d, err := newScheduler(t).Decide(scheduler.NewView(hosts, now), scheduler.NewLedger(), ask(), now)
