@@ -18,7 +18,7 @@ import (
 type Figure struct {
 	Name  string  `json:"figure"`
 	Value float64 `json:"value"`
-	Unit  string  `json:"unit"` // x, ms, /s or MB
+	Unit  string  `json:"unit"` // x, ms, us, /s, MB, allocs or %
 	N     int     `json:"n"`    // rounds that it was made of
 	Note  string  `json:"note"`
 }

@@ -1,64 +1,138 @@
 package scheduler
 
-import "hash/fnv"
+import (
+	"slices"
+	"sort"
+)
 
-// ranked is a fit host, by its index in the view, and what it scored.
-type ranked struct {
-	at    int32
-	score float64
+// pick takes one of the fit hosts. choose returns the index of its choice in
+// list: the best of the fit hosts, best first, as many as the profile says; or
+// all of them, in no order. Without it, the best is taken.
+type pick struct {
+	choose func(c *cycle, list []ranked) int
 }
 
-// picker returns the positions in list of the chosen host and of the runner-up;
-// the latter is -1 when there is none. list is never empty.
-type picker func(c *cycle, list []ranked) (best, second int)
+var pickers = map[string]pick{
+	"highest":   {},
+	"random":    {choose: func(c *cycle, list []ranked) int { return int(c.roll(0) % uint64(len(list))) }},
+	"weighted":  {choose: weighted},
+	"best_of_k": {choose: bestOf},
+	"spread":    {choose: fewest},
+	// The weighted picks of other systems have the same shares in the long run.
+	"sw": {choose: weighted}, "rw": {choose: weighted}, "rrw": {choose: weighted},
+}
 
-var pickers = map[string]picker{"highest": highest}
+// roll is the n-th random number of this decision.
+func (c *cycle) roll(n uint64) uint64 { return mix(c.seed + (n+1)*0x9e3779b97f4a7c15) }
 
-// highest takes the best score. Equal scores are told apart by a hash of seed
-// and host, so that ties spread over the fleet and yet repeat.
-func highest(c *cycle, list []ranked) (best, second int) {
-	best, second = 0, -1
-	for k := 1; k < len(list); k++ {
-		switch {
-		case c.better(list[k], list[best]):
-			best, second = k, best
-		case second < 0 || c.better(list[k], list[second]):
-			second = k
+// weighted takes each host with the probability of its score.
+func weighted(c *cycle, list []ranked) int {
+	var sum uint64
+	for _, r := range list {
+		sum += tickets(r)
+	}
+	at := c.roll(0) % sum // a sum is far below 2^64: the bias is nothing
+	for i, r := range list {
+		n := tickets(r)
+		if at < n {
+			return i
+		}
+		at -= n
+	}
+	return len(list) - 1
+}
+
+// tickets is never 0: a host without a score may be drawn.
+func tickets(r ranked) uint64 { return uint64(max(0, r.score)*1e6) + 1 }
+
+// bestOf looks at some hosts and takes the best of them.
+func bestOf(c *cycle, list []ranked) int {
+	best := int(c.roll(0) % uint64(len(list)))
+	for n := 1; n < c.prof.bestOf; n++ {
+		if i := int(c.roll(uint64(n)) % uint64(len(list))); c.better(list[i], list[best]) {
+			best = i
 		}
 	}
+	return best
+}
+
+// fewest takes the host with the fewest sandboxes.
+func fewest(c *cycle, list []ranked) int {
+	best := 0
+	for i := 1; i < len(list); i++ {
+		a, b := c.crowd(list[i].at), c.crowd(list[best].at)
+		if a < b || a == b && c.better(list[i], list[best]) {
+			best = i
+		}
+	}
+	return best
+}
+
+func (c *cycle) crowd(n int32) int64 {
+	return c.view.pages[n/lanes].sandboxes[n%lanes] + c.ledger.page(int(n / lanes)).open[n%lanes]
+}
+
+// choose lets the pick choose from the list of fit hosts, and returns its
+// choice and the best of the others.
+func (c *cycle) choose(d *Decision) (best, second ranked) {
+	plain := c.list
+	if c.prof.plus > 0 || c.prof.minus > 0 {
+		plain = slices.Clone(c.list)
+		c.whiteLists()
+	}
+	if c.req.Explain {
+		c.explainScores(d)
+	}
+	if c.prof.pick.choose == nil || c.prof.topN > 0 {
+		c.top(max(1, c.prof.topN))
+	} else {
+		c.heap = append(c.heap[:0], c.list...)
+	}
+	best, second = c.heap[0], ranked{at: -1}
+	if c.prof.pick.choose != nil {
+		best = c.heap[c.prof.pick.choose(c, c.heap)]
+	}
+	for _, r := range c.list {
+		if r.at != best.at && (second.at < 0 || c.better(r, second)) {
+			second = r
+		}
+	}
+	// What lists add decides, and is no part of the score.
+	at, _ := slices.BinarySearchFunc(plain, best.at, func(r ranked, n int32) int { return int(r.at - n) })
+	best.score = plain[at].score
 	return best, second
 }
 
-func (c *cycle) better(a, b ranked) bool {
-	if a.score != b.score {
-		return a.score > b.score
+// top puts the n best of the list into the heap, best first.
+func (c *cycle) top(n int) {
+	c.heap = c.heap[:0]
+	for _, r := range c.list {
+		if len(c.heap) == n && !c.better(r, c.heap[n-1]) {
+			continue
+		}
+		at := sort.Search(len(c.heap), func(i int) bool { return c.better(r, c.heap[i]) })
+		if len(c.heap) == n {
+			c.heap = c.heap[:n-1]
+		}
+		c.heap = slices.Insert(c.heap, at, r)
 	}
-	return c.lot(a.at) > c.lot(b.at)
 }
 
-// lot is what host at draws in a tie.
-func (c *cycle) lot(at int32) uint64 {
-	h := fnv.New64a()
-	var seed [8]byte
-	for i := range seed {
-		seed[i] = byte(c.req.Seed >> (8 * i))
+// whiteLists adds to active hosts a share of the mean, and takes from negative
+// ones a share of their own.
+func (c *cycle) whiteLists() {
+	var sum float64
+	for _, r := range c.list {
+		sum += r.score
 	}
-	_, _ = h.Write(seed[:]) // a hash never fails
-	_, _ = h.Write([]byte(c.view.hosts[at].ID))
-	// The low bits of FNV mix last; one round of a finalizer spreads them.
-	x := h.Sum64()
-	x ^= x >> 33
-	x *= 0xff51afd7ed558ccd
-	x ^= x >> 33
-	return x
-}
-
-func compareDown(a, b float64) int {
-	switch {
-	case a > b:
-		return -1
-	case a < b:
-		return 1
+	mean := sum / float64(len(c.list))
+	for i, r := range c.list {
+		id := string(c.view.at(r.at).ID)
+		if c.prof.active[id] {
+			c.list[i].score += float64(mean * c.prof.plus)
+		}
+		if c.prof.damped[id] {
+			c.list[i].score -= float64(r.score * c.prof.minus)
+		}
 	}
-	return 0
 }

@@ -7,15 +7,15 @@
 // choices took, so the same View, Ledger and Request give the same Decision on
 // every machine.
 //
+// Plugins work on pages of 64 hosts: a filter takes the hosts still in as the
+// bits of a word and returns those that pass, a score adds to a column. That
+// is why every host of a large fleet can be looked at for every choice.
+//
 // This package decides and does nothing else: it must never call a host, read
 // a clock or a database, start a goroutine, or log. Time is an argument.
 package scheduler
 
 import (
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -29,110 +29,45 @@ type Request struct {
 	Sandbox      sandbox.ID
 	Template     template.ID
 	Artifact     template.ArtifactID // empty: no template, so locality says nothing
+	ImageBytes   int64               // of the artifact; 0: unknown
 	InstanceType string              // empty: any
+	Labels       map[string]string   // choose the profile
 	Resources    host.Resources
-	Scope        []host.ID // empty: the whole fleet
+	Affinity     *Affinity
+	Scope        []host.ID // hosts, or zones by name; empty: the whole fleet
 	Exclude      []host.ID // hosts of failed attempts of this same request
-	Seed         uint64    // breaks ties; the same seed breaks them the same way
-	Explain      bool      // fill Decision.Dropped and Decision.Scores
-}
-
-// Weighted is a score with its weight in the mean.
-type Weighted struct {
-	Name   string
-	Weight float64
-}
-
-// Config names the plugins in the order in which they run.
-type Config struct {
-	Prefilters []string
-	Filters    []string
-	Scores     []Weighted
-	Pick       string
-	// StaleAfter is how long a host may be silent before it is not chosen.
-	StaleAfter time.Duration
-}
-
-// DefaultConfig spreads load, prefers hosts that hold the template, and lets
-// only hosts that hold it be chosen.
-func DefaultConfig() Config {
-	return Config{
-		Prefilters: []string{"excluded", "health", "scope", "instance_type"},
-		Filters:    []string{"template_locality", "cpu", "mem", "disk", "slots"},
-		Scores:     []Weighted{{"least_allocated", 1}, {"create_pressure", 0.5}},
-		Pick:       "highest",
-		StaleAfter: 10 * time.Second,
-	}
-}
-
-// Scheduler is a compiled Config. It is immutable and safe for concurrent use.
-type Scheduler struct {
-	filters    []filter
-	scores     []score
-	weights    []float64 // of scores; they sum to 1
-	pick       picker
-	staleAfter time.Duration
-}
-
-// New compiles c. Every unknown name and bad number is reported at once, with
-// code fault.BadConfig.
-func New(c Config) (*Scheduler, error) {
-	var faults []error
-	bad := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-
-	s := &Scheduler{staleAfter: c.StaleAfter}
-	if c.StaleAfter <= 0 {
-		bad("scheduler stale_after %s: must be positive", c.StaleAfter)
-	}
-	for _, name := range slices.Concat(c.Prefilters, c.Filters) {
-		f, ok := filters[name]
-		if !ok {
-			bad("scheduler filter %q is unknown: known are %s", name, known(filters))
-		}
-		if slices.ContainsFunc(s.filters, func(have filter) bool { return have.name == name }) {
-			bad("scheduler filter %q is listed twice", name)
-		}
-		f.name = name
-		s.filters = append(s.filters, f)
-	}
-	var sum float64
-	for _, w := range c.Scores {
-		sc, ok := scores[w.Name]
-		if !ok {
-			bad("scheduler score %q is unknown: known are %s", w.Name, known(scores))
-		}
-		// Written so that NaN is refused too.
-		if !(w.Weight > 0 && w.Weight <= 1e6) {
-			bad("scheduler score %q has weight %v: must be over 0 and at most 1000000", w.Name, w.Weight)
-		}
-		s.scores = append(s.scores, sc)
-		s.weights = append(s.weights, w.Weight)
-		sum += w.Weight
-	}
-	for i := range s.weights {
-		s.weights[i] /= sum
-	}
-	pick, ok := pickers[c.Pick]
-	if !ok {
-		bad("scheduler pick %q is unknown: known are %s", c.Pick, known(pickers))
-	}
-	s.pick = pick
-	if len(faults) > 0 {
-		return nil, fault.Wrap(fault.BadConfig, errors.Join(faults...), "scheduler configuration")
-	}
-	return s, nil
+	Breakers     *Breakers // nil: no host is shut out
+	// External are scores of the hosts that Fit returned, 0..100, made by
+	// somebody else; nil: there are none, and no host is the worse for it.
+	External map[host.ID]float64
+	// Direct names the one host to take, for debugging: only its health and its
+	// room are looked at, and with Force not even these.
+	Direct  host.ID
+	Force   bool
+	Seed    uint64 // breaks ties; the same seed breaks them the same way
+	Explain bool   // fill what Decision has for readers
 }
 
 // Decision is a choice with its reasons.
 type Decision struct {
 	Host       host.ID
-	Score      float64 // 0..100
+	Score      float64 // 0..100, before what white lists add
 	RunnerUp   host.ID // empty when only one host was fit
 	Considered int     // hosts that were looked at
 	Fit        int     // hosts that passed every filter
 	Out        []Count // how many each plugin dropped, in pipeline order
-	Dropped    []Drop  // each of them, when the request asked to explain
-	Scores     []Scored
+	Profile    string
+	Relaxed    []string // filters that were left out so that a host was fit
+	// Blind tells that so many hosts fell silent at once that whoever hears
+	// them is suspected; they were taken as last known.
+	Blind   bool
+	Nearest *Nearest // if no host had room: the one that lacked the least
+
+	// When the request asked to explain.
+	Dropped       []Drop
+	Scores        []Scored
+	Parts         []Part // of the host's score
+	RunnerUpParts []Part
 }
 
 // Count is how many hosts one plugin dropped.
@@ -141,123 +76,185 @@ type Count struct {
 	Hosts  int
 }
 
-// Drop is why one host was not fit: the first plugin that refused it.
-type Drop struct {
-	Host   host.ID
-	Plugin string
-	Reason string
-}
-
-// Scored is a fit host and what it scored.
-type Scored struct {
-	Host  host.ID
-	Score float64
-}
-
 // Choose decides and charges the chosen host in one step, so that two choices
 // never count on the same room. Its refusals are those of Decide.
 func (s *Scheduler) Choose(v *View, l *Ledger, r Request, now time.Time) (Decision, error) {
+	var d Decision
+	err := s.ChooseInto(&d, v, l, &r, now)
+	return d, err
+}
+
+// ChooseInto is Choose into a Decision whose room is used again.
+func (s *Scheduler) ChooseInto(d *Decision, v *View, l *Ledger, r *Request, now time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	d, err := s.decide(v, l, r, now)
+	err := s.decide(d, v, l, r, now)
 	if err == nil {
-		l.charge(Charge{Sandbox: r.Sandbox, Host: d.Host, Resources: r.Resources, At: now})
+		s.charge(d, l, r, now)
 	}
-	return d, err
+	return err
+}
+
+// ChooseAll is Choose for each request, in their order and in one step: what one
+// takes is gone for the next. If all is set, either each gets its host or none
+// is charged, and the first refusal is everybody's.
+func (s *Scheduler) ChooseAll(v *View, l *Ledger, requests []Request, all bool, now time.Time) ([]Decision, []error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	decisions, errs := make([]Decision, len(requests)), make([]error, len(requests))
+	for i := range requests {
+		r := &requests[i]
+		if errs[i] = s.decide(&decisions[i], v, l, r, now); errs[i] == nil {
+			s.charge(&decisions[i], l, r, now)
+		} else if all {
+			for k := range requests[:i] {
+				l.release(requests[k].Sandbox)
+			}
+			for k := range errs {
+				if errs[k] = errs[i]; k != i {
+					decisions[k] = Decision{}
+				}
+			}
+			break
+		}
+	}
+	return decisions, errs
+}
+
+func (s *Scheduler) charge(d *Decision, l *Ledger, r *Request, now time.Time) {
+	l.charge(Charge{Sandbox: r.Sandbox, Host: d.Host, Template: r.Template, Resources: r.Resources, At: now})
+	r.Breakers.chosen(d.Host, r.Sandbox, now)
 }
 
 // Decide returns the host for r, or fault.NoHost when no host may be chosen at
 // all, or fault.NoCapacity when some may but none has room. The message counts
-// the refusals by plugin.
+// the refusals by plugin, and tells what the nearest host lacks.
 func (s *Scheduler) Decide(v *View, l *Ledger, r Request, now time.Time) (Decision, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return s.decide(v, l, r, now)
+	var d Decision
+	err := s.decide(&d, v, l, &r, now)
+	return d, err
 }
 
-func (s *Scheduler) decide(v *View, l *Ledger, r Request, now time.Time) (Decision, error) {
-	c := newCycle(v, l, r, now, s.staleAfter)
-	d := Decision{Considered: len(v.hosts)}
-	out := make([]int, len(s.filters))
-	fit := make([]int32, 0, len(v.hosts))
-	for i := range v.hosts {
-		if f := s.refusing(c, i); f < 0 {
-			fit = append(fit, int32(i))
+// Fit returns the hosts that are fit for r, in no order, for somebody else to
+// score. Its refusals are those of Decide.
+func (s *Scheduler) Fit(v *View, l *Ledger, r Request, now time.Time) ([]host.ID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var d Decision
+	r.Explain = true
+	err := s.decide(&d, v, l, &r, now)
+	ids := make([]host.ID, len(d.Scores))
+	for i, sc := range d.Scores {
+		ids[i] = sc.Host
+	}
+	return ids, err
+}
+
+func (s *Scheduler) decide(d *Decision, v *View, l *Ledger, r *Request, now time.Time) error {
+	if r.Resources.MilliCPU < 0 || r.Resources.MemBytes < 0 || r.Resources.DiskBytes < 0 || r.Resources.Slots < 0 {
+		return fault.New(fault.InvalidInput, "place sandbox %s: resources under 0", r.Sandbox)
+	}
+	l.bind(v)
+	c := &l.cycle
+	if err := c.begin(s, v, l, r, now); err != nil {
+		return err
+	}
+	defer c.end()
+	for skip := 0; ; skip++ {
+		*d = Decision{Considered: v.Len(), Profile: c.prof.name, Blind: c.blind, Out: d.Out[:0], Relaxed: c.prof.relax[:skip]}
+		if c.run(d, c.prof.relax[:skip]); d.Fit > 0 {
+			return nil
+		}
+		if skip == len(c.prof.relax) {
+			d.Relaxed = nil
+			return c.refusal(d)
+		}
+	}
+}
+
+// ranked is a fit host, by its lane in the view, and what it scored.
+type ranked struct {
+	at    int32
+	score float64
+}
+
+// run is one pass of the pipeline without the filters named in relaxed.
+func (c *cycle) run(d *Decision, relaxed []string) {
+	c.active(relaxed)
+	c.scoring()
+	best, second := ranked{at: -1}, ranked{at: -1}
+	c.list, c.lists, c.explains = c.list[:0], c.prof.ranks || c.req.Explain, nil
+	if c.req.Explain {
+		c.explains = d
+	}
+	m, sum := c.memory(len(relaxed)), &c.sum
+	if *sum = (tally{}); m != nil {
+		sum = &m.sum
+	}
+	for k := range c.view.pages {
+		e := &c.seen
+		if m != nil {
+			e = c.recall(m, k)
 		} else {
-			out[f]++
-			if r.Explain {
-				d.Dropped = append(d.Dropped, Drop{v.hosts[i].ID, s.filters[f].name, s.filters[f].why(c, i)})
-			}
+			c.look(e, k)
+			sum.add(e, len(c.prof.filters), 1)
+		}
+		if e.bests != 0 {
+			best, second = c.compete(e, k, best, second)
 		}
 	}
-	d.Fit = len(fit)
-	for f, n := range out {
-		if n > 0 {
-			d.Out = append(d.Out, Count{s.filters[f].name, n})
+	d.Fit = sum.fit
+	for f := range c.prof.filters {
+		if n := sum.out[f]; n > 0 {
+			d.Out = append(d.Out, Count{c.prof.filters[f].name, n})
 		}
 	}
-	if len(fit) == 0 {
-		return d, s.refusal(d, r)
+	if d.Fit == 0 {
+		return
 	}
-	ranked := s.rank(c, fit)
-	best, second := s.pick(c, ranked)
-	d.Host, d.Score = v.hosts[ranked[best].at].ID, ranked[best].score
-	if second >= 0 {
-		d.RunnerUp = v.hosts[ranked[second].at].ID
+	if len(c.list) > 0 {
+		best, second = c.choose(d)
 	}
-	if r.Explain {
-		for _, k := range ranked {
-			d.Scores = append(d.Scores, Scored{v.hosts[k.at].ID, k.score})
+	d.Host, d.Score = c.view.at(best.at).ID, best.score
+	if second.at >= 0 {
+		d.RunnerUp = c.view.at(second.at).ID
+	}
+	if c.req.Explain {
+		d.Parts = c.parts(best.at)
+		if second.at >= 0 {
+			d.RunnerUpParts = c.parts(second.at)
 		}
-		slices.SortStableFunc(d.Scores, func(a, b Scored) int { return compareDown(a.Score, b.Score) })
 	}
-	return d, nil
 }
 
-// refusing returns the index of the first filter that drops host i, or -1.
-func (s *Scheduler) refusing(c *cycle, i int) int {
-	for f := range s.filters {
-		if !s.filters[f].pass(c, i) {
-			return f
-		}
+// offer keeps the two best of those offered so far.
+func (c *cycle) offer(best, second, r ranked) (ranked, ranked) {
+	switch {
+	case best.at < 0:
+		return r, second
+	case c.better(r, best):
+		return r, best
+	case second.at < 0 || c.better(r, second):
+		return best, r
 	}
-	return -1
+	return best, second
 }
 
-func (s *Scheduler) rank(c *cycle, fit []int32) []ranked {
-	list := make([]ranked, len(fit))
-	for k, at := range fit {
-		var total float64
-		for n, score := range s.scores {
-			total += s.weights[n] * score(c, int(at))
-		}
-		list[k] = ranked{at: at, score: total}
+// better tells equal scores apart by what hosts draw, so that ties spread over
+// the fleet and yet repeat.
+func (c *cycle) better(a, b ranked) bool {
+	if a.score != b.score {
+		return a.score > b.score
 	}
-	return list
+	if x, y := c.draw(a.at), c.draw(b.at); x != y {
+		return x > y
+	}
+	return a.at < b.at
 }
 
-// refusal tells apart a fleet that may not be used from one that is full: the
-// first needs an operator, the second only time or another host.
-func (s *Scheduler) refusal(d Decision, r Request) error {
-	code, parts := fault.NoHost, []string{}
-	for _, c := range d.Out {
-		parts = append(parts, fmt.Sprintf("%s %d", c.Plugin, c.Hosts))
-		if filters[c.Plugin].capacity {
-			code = fault.NoCapacity
-		}
-	}
-	reasons := "no host is registered"
-	if len(parts) > 0 {
-		reasons = "dropped by " + strings.Join(parts, ", ")
-	}
-	return fault.New(code, "place sandbox %s: %d hosts considered, %s", r.Sandbox, d.Considered, reasons)
-}
-
-func known[T any](m map[string]T) string {
-	names := make([]string, 0, len(m))
-	for name := range m {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return strings.Join(names, ", ")
+// draw is what the host in lane n draws in a tie.
+func (c *cycle) draw(n int32) uint64 {
+	return mix(c.view.pages[n/lanes].lot[n%lanes] ^ c.seed)
 }

@@ -39,7 +39,7 @@ func ask() scheduler.Request {
 	}
 }
 
-func newScheduler(t *testing.T) *scheduler.Scheduler {
+func newScheduler(t testing.TB) *scheduler.Scheduler {
 	t.Helper()
 	s, err := scheduler.New(scheduler.DefaultConfig())
 	if err != nil {
