@@ -79,23 +79,23 @@ var begin = time.Unix(1_800_000_000, 0)
 
 // fleet draws hosts in use: two types, three zones, fifty artifacts of which
 // each host holds most, and what hosts measure.
-func fleet(size int) []scheduler.Host {
+func fleet(size int) []host.Facts {
 	rng := rand.New(rand.NewPCG(1, uint64(size))) //nolint:gosec // the same in every run
-	hosts := make([]scheduler.Host, size)
+	hosts := make([]host.Facts, size)
 	has := host.Resources{MilliCPU: 64_000, MemBytes: 128 << 30, DiskBytes: 2 << 40, Slots: 256}
 	for i := range hosts {
 		used := rng.Float64() * 0.95
 		part := func(n int64) int64 { return int64(float64(n) * used * (0.9 + rng.Float64()/10)) }
-		h := scheduler.Host{Facts: host.Facts{
+		h := host.Facts{
 			Registration: host.Registration{ID: host.ID(fmt.Sprintf("host-%05d", i)), InstanceType: "cubebox", Zone: fmt.Sprint("zone-", i%3), Capacity: has, Allocatable: has},
 			Status:       host.Status{Ready: i%50 != 0, Allocated: host.Resources{MilliCPU: part(has.MilliCPU), MemBytes: part(has.MemBytes), DiskBytes: part(has.DiskBytes), Slots: part(has.Slots)}, CPUUtil: 70 * used},
 			Cordoned:     i%97 == 0, HeardAt: begin,
-		}}
+		}
 		if i%10 == 0 {
 			h.InstanceType = "large"
 		}
 		h.Sandboxes = int(h.Allocated.Slots)
-		h.Usage = scheduler.Usage{CPULoad: 40 * used, MemUsedBytes: part(has.MemBytes) / 2, DataDisk: 60 * used, StorageDisk: 60 * used, SysDisk: 30, Creating: int64(rng.IntN(20))}
+		h.Usage = host.Usage{CPULoad: 40 * used, MemUsedBytes: part(has.MemBytes) / 2, DataDisk: 60 * used, StorageDisk: 60 * used, SysDisk: 30, Creating: int64(rng.IntN(20))}
 		for a := range 50 {
 			if rng.IntN(10) > 0 {
 				h.Artifacts = append(h.Artifacts, fmt.Sprint("rfs-", a))
@@ -157,7 +157,7 @@ func choices(size int, reqs []scheduler.Request, rate, tail, note string) ([]ben
 	if err != nil {
 		return nil, 0, err
 	}
-	v, l := scheduler.NewViewOf(fleet(size), begin), scheduler.NewLedger()
+	v, l := scheduler.NewView(fleet(size), begin), scheduler.NewLedger()
 	var d scheduler.Decision
 	held := min(2*size, n/20)
 	costs := make([]time.Duration, 0, len(reqs))
@@ -202,12 +202,12 @@ func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond)
 // changes measures what the report of one host costs.
 func changes(size, n int) (bench.Figure, error) {
 	hosts := fleet(size)
-	v := scheduler.NewViewOf(hosts, begin)
+	v := scheduler.NewView(hosts, begin)
 	began := spent()
 	for i := range n {
 		h := hosts[i*7919%size]
 		h.Allocated.MilliCPU++
-		v = v.With(begin, []scheduler.Host{h})
+		v = v.With(begin, []host.Facts{h})
 	}
 	each := (spent() - began) / time.Duration(n)
 	if v.Len() != size {
@@ -228,7 +228,7 @@ func sampled(size, n int) (bench.Figure, error) {
 	if err != nil {
 		return bench.Figure{}, err
 	}
-	v, l := scheduler.NewViewOf(fleet(size), begin), scheduler.NewLedger()
+	v, l := scheduler.NewView(fleet(size), begin), scheduler.NewLedger()
 	var sum float64
 	n = min(n, 1000)
 	for _, r := range requests(n) {

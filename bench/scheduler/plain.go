@@ -19,9 +19,9 @@ var artifacts = func() (all []template.ArtifactID) {
 
 // plain is a scheduler as most are written: drop what does not fit, score the
 // rest, sort, take the first. It has no ledger, and fewer guards than ours.
-func plain(hosts []scheduler.Host, r *scheduler.Request) float64 {
+func plain(hosts []host.Facts, r *scheduler.Request) float64 {
 	type scored struct {
-		h     *scheduler.Host
+		h     *host.Facts
 		score float64
 	}
 	var fit []scored
@@ -49,7 +49,7 @@ func plain(hosts []scheduler.Host, r *scheduler.Request) float64 {
 	return fit[0].score
 }
 
-func roomFor(h *scheduler.Host, r *scheduler.Request) bool {
+func roomFor(h *host.Facts, r *scheduler.Request) bool {
 	return r.Resources.Fits(host.Resources{
 		MilliCPU: h.Allocatable.MilliCPU - h.Allocated.MilliCPU, MemBytes: h.Allocatable.MemBytes - h.Allocated.MemBytes,
 		DiskBytes: h.Allocatable.DiskBytes - h.Allocated.DiskBytes, Slots: h.Allocatable.Slots - h.Allocated.Slots,

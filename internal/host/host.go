@@ -58,6 +58,26 @@ type Status struct {
 	Sandboxes int
 	Artifacts []string // artifact ids held whole and verified
 	CPUUtil   float64  // 0..100, of the whole machine
+	Usage     Usage
+}
+
+// Usage is what was measured on a host, beside its accounts.
+type Usage struct {
+	CPUType      string
+	CPULoad      float64 // runnable tasks, as load averages have them
+	MemUsedBytes int64   // of the whole machine
+	DataDisk     float64 // 0..100, each disk
+	StorageDisk  float64
+	SysDisk      float64
+	Creating     int64 // creates in flight, as the host itself counts
+	CreateLimit  int64 // how many it takes at once; 0: the configured limit
+	MaxSandboxes int64 // 0: the configured limit
+	// Revision counts what the host admitted and let go. A report of a higher
+	// revision is newer, whenever it arrives; 0: the host does not count.
+	Revision int64
+	// When the host measured, when the measure arrived, when its registration
+	// was read. Zero: as old as HeardAt.
+	MetricAt, LocalMetricAt, MetadataAt time.Time
 }
 
 // Facts are all that is known of a host at one moment. HeardAt is by the

@@ -1279,8 +1279,10 @@ func (x *ExecProbe) GetCommand() []string {
 }
 
 type CreateSandboxResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	// What the host holds with it.
+	Truth         *HostTruth `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1322,6 +1324,95 @@ func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
 	return nil
 }
 
+func (x *CreateSandboxResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+// HostTruth is what a host holds at one moment. It comes with what changed it,
+// and as a status detail of a refusal for lack of room, so that whoever asked
+// need not wait for the next report.
+type HostTruth struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts what the host admitted and let go. It never goes back, also when the
+	// host starts anew: of two truths the higher is the newer.
+	Revision    int64      `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Allocated   *Resources `protobuf:"bytes,2,opt,name=allocated,proto3" json:"allocated,omitempty"`
+	Allocatable *Resources `protobuf:"bytes,3,opt,name=allocatable,proto3" json:"allocatable,omitempty"`
+	Sandboxes   int32      `protobuf:"varint,4,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	// Creates under way.
+	Creating      int32 `protobuf:"varint,5,opt,name=creating,proto3" json:"creating,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostTruth) Reset() {
+	*x = HostTruth{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostTruth) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostTruth) ProtoMessage() {}
+
+func (x *HostTruth) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostTruth.ProtoReflect.Descriptor instead.
+func (*HostTruth) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *HostTruth) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *HostTruth) GetAllocated() *Resources {
+	if x != nil {
+		return x.Allocated
+	}
+	return nil
+}
+
+func (x *HostTruth) GetAllocatable() *Resources {
+	if x != nil {
+		return x.Allocatable
+	}
+	return nil
+}
+
+func (x *HostTruth) GetSandboxes() int32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *HostTruth) GetCreating() int32 {
+	if x != nil {
+		return x.Creating
+	}
+	return 0
+}
+
 type DeleteSandboxRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1332,7 +1423,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1344,7 +1435,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1357,7 +1448,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -1377,14 +1468,16 @@ func (x *DeleteSandboxRequest) GetReason() string {
 type DeleteSandboxResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// False when the host knew no such sandbox.
-	Existed       bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
+	Existed bool `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
+	// What the host holds without it.
+	Truth         *HostTruth `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1396,7 +1489,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1409,7 +1502,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -1417,6 +1510,13 @@ func (x *DeleteSandboxResponse) GetExisted() bool {
 		return x.Existed
 	}
 	return false
+}
+
+func (x *DeleteSandboxResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
 }
 
 type GetSandboxRequest struct {
@@ -1428,7 +1528,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1440,7 +1540,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1453,7 +1553,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -1472,7 +1572,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1584,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1597,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -1515,7 +1615,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1627,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1640,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 type ListSandboxesResponse struct {
@@ -1552,7 +1652,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1664,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1677,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1606,7 +1706,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1718,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1731,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -1712,7 +1812,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1824,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1837,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1827,7 +1927,7 @@ type ExecStart struct {
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1839,7 +1939,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +1952,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1912,7 +2012,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2024,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2037,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -2020,7 +2120,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2132,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2145,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -2069,7 +2169,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2081,7 +2181,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2094,7 +2194,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -2138,7 +2238,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2250,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2263,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -2195,7 +2295,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2307,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2320,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
 }
 
 type ReadFileRequest struct {
@@ -2234,7 +2334,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2246,7 +2346,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2259,7 +2359,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -2294,7 +2394,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2306,7 +2406,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2319,7 +2419,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -2349,7 +2449,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2461,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2474,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -2429,7 +2529,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2441,7 +2541,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2454,7 +2554,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{34}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -2487,7 +2587,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2599,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2612,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{35}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -2636,15 +2736,23 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x0eTcpSocketProbe\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\x05R\x04port\"%\n" +
 	"\tExecProbe\x12\x18\n" +
-	"\acommand\x18\x01 \x03(\tR\acommand\"K\n" +
+	"\acommand\x18\x01 \x03(\tR\acommand\"}\n" +
 	"\x15CreateSandboxResponse\x122\n" +
-	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"M\n" +
+	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"\xd9\x01\n" +
+	"\tHostTruth\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x03R\brevision\x128\n" +
+	"\tallocated\x18\x02 \x01(\v2\x1a.paddock.host.v1.ResourcesR\tallocated\x12<\n" +
+	"\vallocatable\x18\x03 \x01(\v2\x1a.paddock.host.v1.ResourcesR\vallocatable\x12\x1c\n" +
+	"\tsandboxes\x18\x04 \x01(\x05R\tsandboxes\x12\x1a\n" +
+	"\bcreating\x18\x05 \x01(\x05R\bcreating\"M\n" +
 	"\x14DeleteSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"1\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"c\n" +
 	"\x15DeleteSandboxResponse\x12\x18\n" +
-	"\aexisted\x18\x01 \x01(\bR\aexisted\"2\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"2\n" +
 	"\x11GetSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\"H\n" +
@@ -2762,7 +2870,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
@@ -2782,35 +2890,36 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*TcpSocketProbe)(nil),         // 15: paddock.host.v1.TcpSocketProbe
 	(*ExecProbe)(nil),              // 16: paddock.host.v1.ExecProbe
 	(*CreateSandboxResponse)(nil),  // 17: paddock.host.v1.CreateSandboxResponse
-	(*DeleteSandboxRequest)(nil),   // 18: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 19: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 20: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 21: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 22: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 23: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 24: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 25: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 26: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 27: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 28: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 29: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 30: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 31: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 32: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 33: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 34: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 35: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 36: paddock.host.v1.WriteFileResponse
-	nil,                            // 37: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 38: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 39: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 40: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 41: google.protobuf.Timestamp
+	(*HostTruth)(nil),              // 18: paddock.host.v1.HostTruth
+	(*DeleteSandboxRequest)(nil),   // 19: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),  // 20: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),      // 21: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),     // 22: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),   // 23: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),  // 24: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                // 25: paddock.host.v1.Sandbox
+	(*ExecRequest)(nil),            // 26: paddock.host.v1.ExecRequest
+	(*ExecStart)(nil),              // 27: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),           // 28: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),            // 29: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),             // 30: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),          // 31: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),         // 32: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),        // 33: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),       // 34: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),       // 35: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),        // 36: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),      // 37: paddock.host.v1.WriteFileResponse
+	nil,                            // 38: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                            // 39: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                            // 40: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                            // 41: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	37, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	38, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	38, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	39, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
 	10, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
 	11, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
 	12, // 5: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
@@ -2818,45 +2927,49 @@ var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	15, // 7: paddock.host.v1.Probe.tcp_socket:type_name -> paddock.host.v1.TcpSocketProbe
 	16, // 8: paddock.host.v1.Probe.exec:type_name -> paddock.host.v1.ExecProbe
 	14, // 9: paddock.host.v1.HttpGetProbe.headers:type_name -> paddock.host.v1.HttpHeader
-	24, // 10: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	24, // 11: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	24, // 12: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
-	0,  // 13: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
-	2,  // 14: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	41, // 15: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	39, // 16: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	26, // 17: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	40, // 18: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	28, // 19: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	29, // 20: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	35, // 21: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
-	3,  // 22: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 23: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
-	7,  // 24: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	9,  // 25: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	18, // 26: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	20, // 27: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	22, // 28: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	25, // 29: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	30, // 30: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	32, // 31: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	34, // 32: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 33: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 34: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 35: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	17, // 36: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	19, // 37: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	21, // 38: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	23, // 39: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	27, // 40: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	31, // 41: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	33, // 42: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	36, // 43: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	33, // [33:44] is the sub-list for method output_type
-	22, // [22:33] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	25, // 10: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	18, // 11: paddock.host.v1.CreateSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	2,  // 12: paddock.host.v1.HostTruth.allocated:type_name -> paddock.host.v1.Resources
+	2,  // 13: paddock.host.v1.HostTruth.allocatable:type_name -> paddock.host.v1.Resources
+	18, // 14: paddock.host.v1.DeleteSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	25, // 15: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	25, // 16: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	0,  // 17: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
+	2,  // 18: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
+	42, // 19: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	40, // 20: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	27, // 21: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	41, // 22: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	29, // 23: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	30, // 24: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	36, // 25: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	3,  // 26: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
+	5,  // 27: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 28: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 29: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	19, // 30: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	21, // 31: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	23, // 32: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	26, // 33: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	31, // 34: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	33, // 35: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	35, // 36: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 37: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 38: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 39: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	17, // 40: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	20, // 41: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	22, // 42: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	24, // 43: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	28, // 44: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	32, // 45: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	34, // 46: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	37, // 47: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	37, // [37:48] is the sub-list for method output_type
+	26, // [26:37] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_paddock_host_v1_host_proto_init() }
@@ -2869,19 +2982,19 @@ func file_paddock_host_v1_host_proto_init() {
 		(*Probe_TcpSocket)(nil),
 		(*Probe_Exec)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[24].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[25].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[26].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[27].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[33].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[34].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -2891,7 +3004,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -20,9 +20,9 @@ func one(key string, op scheduler.Operator, values ...string) scheduler.Term {
 // labelled is a fleet of four: a and b in zone 1 and 2, c without a zone, d
 // with a GPU.
 func labelled() *scheduler.View {
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for _, id := range []string{"a", "b", "c", "d"} {
-		hosts = append(hosts, scheduler.Host{Facts: fit(id)})
+		hosts = append(hosts, fit(id))
 	}
 	hosts[0].Zone, hosts[1].Zone, hosts[3].Zone = "1", "2", "2"
 	hosts[0].Labels = map[string]string{"disk": "ssd", scheduler.LabelZone: "9"} // what a host says of itself does not hide its zone
@@ -30,7 +30,7 @@ func labelled() *scheduler.View {
 	hosts[2].Allocatable.MilliCPU, hosts[2].Allocatable.MemBytes = 20_000, 20*gib
 	hosts[3].Labels = map[string]string{"gpu": "a100"}
 	hosts[3].ClusterLabel, hosts[3].Usage.CPUType = "c9", "turin"
-	return scheduler.NewViewOf(hosts, now)
+	return scheduler.NewView(hosts, now)
 }
 
 func TestOperators(t *testing.T) {
@@ -168,16 +168,16 @@ func TestPreferredTermsAndScarceThingsDecide(t *testing.T) {
 }
 
 func TestSpreadKeepsAGroupApart(t *testing.T) {
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for i := range 12 {
-		h := scheduler.Host{Facts: fit(fmt.Sprintf("h%02d", i))}
+		h := fit(fmt.Sprintf("h%02d", i))
 		h.Zone = string(rune('a' + i%3))
 		hosts = append(hosts, h)
 	}
 	hosts[11].Zone = "" // in no zone at all
-	hosts = append(hosts, scheduler.Host{Facts: fit("z")})
+	hosts = append(hosts, fit("z"))
 	hosts[12].Zone, hosts[12].Cordoned = "d", true // a zone in which nothing may be chosen holds nobody up
-	v := scheduler.NewViewOf(hosts, now)
+	v := scheduler.NewView(hosts, now)
 	for _, hard := range []bool{true, false} {
 		peers, zones := map[host.ID]int{}, map[string]int{}
 		config := scheduler.DefaultConfig()
@@ -210,15 +210,15 @@ func TestSpreadKeepsAGroupApart(t *testing.T) {
 }
 
 func TestSpreadOverTooManyValuesIsRefused(t *testing.T) {
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for i := range 200 {
-		h := scheduler.Host{Facts: fit(fmt.Sprintf("h%03d", i))}
+		h := fit(fmt.Sprintf("h%03d", i))
 		h.Labels = map[string]string{"name": string(h.ID)}
 		hosts = append(hosts, h)
 	}
 	r := ask()
 	r.Affinity = &scheduler.Affinity{Spread: []scheduler.Spread{{Key: "name", MaxSkew: 1}}}
-	_, err := newScheduler(t).Decide(scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), r, now)
+	_, err := newScheduler(t).Decide(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
 	if !errors.Is(err, fault.InvalidInput) || !strings.Contains(err.Error(), "128 values") {
 		t.Errorf("got %v", err)
 	}
@@ -310,9 +310,9 @@ func TestSelectorsAgreeWithReadingLabels(t *testing.T) {
 		}
 		r := drawRequest(rng)
 		r.Affinity, r.Explain = &scheduler.Affinity{Terms: []scheduler.Term{{req}}}, true
-		d, _ := s.Decide(scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), r, now)
+		d, _ := s.Decide(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
 		for _, sc := range d.Scores {
-			i := slices.IndexFunc(hosts, func(h scheduler.Host) bool { return h.ID == sc.Host })
+			i := slices.IndexFunc(hosts, func(h host.Facts) bool { return h.ID == sc.Host })
 			value, has := hosts[i].Labels[req.Key]
 			holds := map[scheduler.Operator]bool{
 				scheduler.In: has && slices.Contains(req.Values, value), scheduler.NotIn: !has || !slices.Contains(req.Values, value), scheduler.Exists: has, scheduler.DoesNotExist: !has,
@@ -323,7 +323,7 @@ func TestSelectorsAgreeWithReadingLabels(t *testing.T) {
 			placed++
 		}
 		for _, out := range d.Dropped {
-			i := slices.IndexFunc(hosts, func(h scheduler.Host) bool { return h.ID == out.Host })
+			i := slices.IndexFunc(hosts, func(h host.Facts) bool { return h.ID == out.Host })
 			value, has := hosts[i].Labels[req.Key]
 			if out.Plugin == "affinity" && (req.Operator == scheduler.Exists && has || req.Operator == scheduler.DoesNotExist && !has || req.Operator == scheduler.In && has && slices.Contains(req.Values, value)) {
 				t.Fatalf("seed %d: %s with %v was dropped by %+v", seed, out.Host, hosts[i].Labels, req)
@@ -343,9 +343,9 @@ func TestEveryScarceThingMustBeAskedFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for id, labels := range map[string]map[string]string{"g": {"gpu": "1"}, "n": {"disk": "nvme"}, "b": {"gpu": "1", "disk": "nvme"}, "s": {"disk": "ssd", "gpu": "0"}} {
-		h := scheduler.Host{Facts: fit(id)}
+		h := fit(id)
 		h.Labels = labels
 		hosts = append(hosts, h)
 	}
@@ -362,7 +362,7 @@ func TestEveryScarceThingMustBeAskedFor(t *testing.T) {
 	} {
 		r := ask()
 		r.Affinity = &scheduler.Affinity{Terms: c.terms}
-		ids, err := s.Fit(scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), r, now)
+		ids, err := s.Fit(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
 		if err != nil || len(ids) != 1 || string(ids[0]) != c.want {
 			t.Errorf("%+v: %v, %v, want %s", c.terms, ids, err, c.want)
 		}

@@ -16,8 +16,8 @@ import (
 )
 
 // drawHost is some host of a mixed fleet.
-func drawHost(rng *rand.Rand, id string) scheduler.Host {
-	h := scheduler.Host{Facts: fit(id)}
+func drawHost(rng *rand.Rand, id string) host.Facts {
+	h := fit(id)
 	h.InstanceType = []string{"cubebox", "gpu", "large"}[rng.IntN(3)]
 	h.Zone = []string{"a", "b", "c", ""}[rng.IntN(4)]
 	h.ClusterLabel = []string{"c1", "c2"}[rng.IntN(2)]
@@ -53,8 +53,8 @@ func drawRequest(rng *rand.Rand) scheduler.Request {
 	return r
 }
 
-func drawFleet(rng *rand.Rand, n int) []scheduler.Host {
-	hosts := make([]scheduler.Host, n)
+func drawFleet(rng *rand.Rand, n int) []host.Facts {
+	hosts := make([]host.Facts, n)
 	for i := range hosts {
 		hosts[i] = drawHost(rng, fmt.Sprintf("h%04d", i))
 	}
@@ -62,7 +62,7 @@ func drawFleet(rng *rand.Rand, n int) []scheduler.Host {
 }
 
 // plain is the default pipeline as anybody would write it.
-func plain(hosts []scheduler.Host, charged map[host.ID]host.Resources, r scheduler.Request) (scores map[host.ID]float64, best float64, out map[string]int) {
+func plain(hosts []host.Facts, charged map[host.ID]host.Resources, r scheduler.Request) (scores map[host.ID]float64, best float64, out map[string]int) {
 	scores, out = map[host.ID]float64{}, map[string]int{}
 	for _, h := range hosts {
 		free := h.Allocatable.Sub(host.Resources{
@@ -72,7 +72,7 @@ func plain(hosts []scheduler.Host, charged map[host.ID]host.Resources, r schedul
 		switch {
 		case slices.Contains(r.Exclude, h.ID):
 			out["excluded"]++
-		case host.HealthOf(h.Facts, now, 10*time.Second) != host.Healthy:
+		case host.HealthOf(h, now, 10*time.Second) != host.Healthy:
 			out["health"]++
 		case r.InstanceType != "" && h.InstanceType != r.InstanceType:
 			out["instance_type"]++
@@ -115,7 +115,7 @@ func TestAgreesWithAPlainSchedulerOnEveryFleet(t *testing.T) {
 	for seed := range uint64(100) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		hosts := drawFleet(rng, 1+rng.IntN(300))
-		v, l := scheduler.NewViewOf(hosts, now), scheduler.NewLedger()
+		v, l := scheduler.NewView(hosts, now), scheduler.NewLedger()
 		charged := map[host.ID]host.Resources{}
 		for i := range 20 {
 			r := drawRequest(rng)
@@ -176,22 +176,22 @@ func TestChangesAddUpToANewView(t *testing.T) {
 	}
 	for seed := range uint64(8) {
 		rng := rand.New(rand.NewPCG(seed, 9))
-		known := map[host.ID]scheduler.Host{}
-		v, l := scheduler.NewViewOf(nil, now), scheduler.NewLedger()
+		known := map[host.ID]host.Facts{}
+		v, l := scheduler.NewView(nil, now), scheduler.NewLedger()
 		for range 30 {
 			before, was := v, decide(v, scheduler.NewLedger(), seed)
-			var changed []scheduler.Host
+			var changed []host.Facts
 			var gone []host.ID
 			for range rng.IntN(20) {
 				h := drawHost(rng, fmt.Sprintf("h%04d", rng.IntN(200)))
-				if slices.ContainsFunc(changed, func(o scheduler.Host) bool { return o.ID == h.ID }) {
+				if slices.ContainsFunc(changed, func(o host.Facts) bool { return o.ID == h.ID }) {
 					continue
 				}
 				changed = append(changed, h)
 			}
 			for range rng.IntN(5) {
 				id := host.ID(fmt.Sprintf("h%04d", rng.IntN(200)))
-				if !slices.ContainsFunc(changed, func(o scheduler.Host) bool { return o.ID == id }) {
+				if !slices.ContainsFunc(changed, func(o host.Facts) bool { return o.ID == id }) {
 					gone = append(gone, id)
 					delete(known, id)
 				}
@@ -200,10 +200,10 @@ func TestChangesAddUpToANewView(t *testing.T) {
 				known[h.ID] = h
 			}
 			v = v.With(now, changed, gone...)
-			var all []scheduler.Host
+			var all []host.Facts
 			for _, h := range known {
 				all = append(all, h)
-				if got, ok := v.HostOf(h.ID); !ok || fmt.Sprint(got) != fmt.Sprint(h) {
+				if got, ok := v.Host(h.ID); !ok || fmt.Sprint(got) != fmt.Sprint(h) {
 					t.Fatalf("seed %d: %s is %+v, want %+v", seed, h.ID, got, h)
 				}
 			}
@@ -215,7 +215,7 @@ func TestChangesAddUpToANewView(t *testing.T) {
 					t.Fatalf("seed %d: a host that left is there", seed)
 				}
 			}
-			if got, want := decide(v, l, seed+100), decide(scheduler.NewViewOf(all, now), scheduler.NewLedger(), seed+100); got != want {
+			if got, want := decide(v, l, seed+100), decide(scheduler.NewView(all, now), scheduler.NewLedger(), seed+100); got != want {
 				t.Fatalf("seed %d: the changed view decides\n%s, a new one\n%s", seed, got, want)
 			}
 			same := before.Become(now, all)
@@ -231,16 +231,16 @@ func TestChangesAddUpToANewView(t *testing.T) {
 
 // Two views made of one do not know of each other.
 func TestForksOfAViewStayApart(t *testing.T) {
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for i := range 10 {
-		hosts = append(hosts, scheduler.Host{Facts: fit(fmt.Sprint("h", i))})
+		hosts = append(hosts, fit(fmt.Sprint("h", i)))
 	}
-	base := scheduler.NewViewOf(hosts, now)
+	base := scheduler.NewView(hosts, now)
 	for _, id := range []host.ID{"h0", "h1", "h2"} {
 		base = base.With(now, nil, id) // lanes to be used again
 	}
 	a, b := base.With(now, nil, "h3"), base.With(now, nil, "h4")
-	a, b = a.With(now, []scheduler.Host{{Facts: fit("new")}}), b.With(now, []scheduler.Host{{Facts: fit("new")}})
+	a, b = a.With(now, []host.Facts{fit("new")}), b.With(now, []host.Facts{fit("new")})
 	for name, v := range map[string]*scheduler.View{"h4": a, "h3": b} {
 		for _, id := range []string{name, "new", "h5"} {
 			if f, ok := v.Host(host.ID(id)); !ok || f.ID != host.ID(id) || v.Len() != 7 {
@@ -253,10 +253,10 @@ func TestForksOfAViewStayApart(t *testing.T) {
 func TestOneChangeCopiesOnePage(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	hosts := drawFleet(rng, 10_000)
-	v := scheduler.NewViewOf(hosts, now)
+	v := scheduler.NewView(hosts, now)
 	h := hosts[5000]
 	h.Allocated.MilliCPU++
-	next := v.With(now, []scheduler.Host{h})
+	next := v.With(now, []host.Facts{h})
 	if shared, pages := scheduler.Shared(v, next), scheduler.Pages(v); shared != pages-1 {
 		t.Errorf("%d of %d pages are shared, want all but one", shared, pages)
 	}
@@ -266,10 +266,10 @@ func TestOneChangeCopiesOnePage(t *testing.T) {
 }
 
 func TestOvertakenReportDoesNotCount(t *testing.T) {
-	newer, older := scheduler.Host{Facts: fit("a")}, scheduler.Host{Facts: fit("a")}
+	newer, older := fit("a"), fit("a")
 	newer.Usage.Revision, newer.Allocated.Slots = 8, 3
 	older.Usage.Revision, older.Allocated.Slots, older.Cordoned = 7, 2, true
-	v := scheduler.NewViewOf([]scheduler.Host{newer}, now).With(now, []scheduler.Host{older})
+	v := scheduler.NewView([]host.Facts{newer}, now).With(now, []host.Facts{older})
 	if got, _ := v.Host("a"); got.Allocated.Slots != 3 || !got.Cordoned {
 		t.Errorf("got %+v: want the newer account, and the cordon, which is no report", got)
 	}
@@ -305,25 +305,25 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 
 func BenchmarkViewWithOneChange10000(b *testing.B) {
 	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
-	v := scheduler.NewViewOf(hosts, now)
+	v := scheduler.NewView(hosts, now)
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {
 		h := hosts[n%len(hosts)]
 		h.Allocated.MilliCPU++
-		v = v.With(now, []scheduler.Host{h})
+		v = v.With(now, []host.Facts{h})
 	}
 }
 
 func BenchmarkNewView10000(b *testing.B) {
 	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
 	for b.Loop() {
-		scheduler.NewViewOf(hosts, now)
+		scheduler.NewView(hosts, now)
 	}
 }
 
 func BenchmarkViewBecome10000(b *testing.B) {
 	hosts := drawFleet(rand.New(rand.NewPCG(1, 1)), 10_000)
-	v := scheduler.NewViewOf(hosts, now)
+	v := scheduler.NewView(hosts, now)
 	for b.Loop() {
 		v = v.Become(now, hosts)
 	}
@@ -334,12 +334,12 @@ func BenchmarkChoose10000(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	hosts := make([]scheduler.Host, 10_000)
+	hosts := make([]host.Facts, 10_000)
 	for i := range hosts {
-		hosts[i] = scheduler.Host{Facts: fit(fmt.Sprintf("h%05d", i))}
+		hosts[i] = fit(fmt.Sprintf("h%05d", i))
 		hosts[i].Allocated.MilliCPU = int64(i % 9000)
 	}
-	v, l, r := scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), ask()
+	v, l, r := scheduler.NewView(hosts, now), scheduler.NewLedger(), ask()
 	var d scheduler.Decision
 	b.ReportAllocs()
 	for n := 0; b.Loop(); n++ {

@@ -62,11 +62,11 @@ func (w *world) remove(id host.ID, s sandbox.ID) {
 	}
 }
 
-func (w *world) report(id host.ID, at time.Time) scheduler.Host {
+func (w *world) report(id host.ID, at time.Time) host.Facts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	h := w.hosts[id]
-	f := scheduler.Host{Facts: h.facts}
+	f := h.facts
 	f.Allocated, f.Sandboxes, f.HeardAt, f.Usage.Revision = h.sum, len(h.has), at, h.revision
 	return f
 }
@@ -75,7 +75,7 @@ func (w *world) report(id host.ID, at time.Time) scheduler.Host {
 type master struct {
 	view    *scheduler.View
 	ledger  *scheduler.Ledger
-	reports []scheduler.Host
+	reports []host.Facts
 	replies []reply
 }
 
@@ -87,11 +87,11 @@ type reply struct {
 
 func (w *world) master(at time.Time) *master {
 	m := &master{ledger: scheduler.NewLedger()}
-	var all []scheduler.Host
+	var all []host.Facts
 	for id := range w.hosts {
 		all = append(all, w.report(id, at))
 	}
-	m.view = scheduler.NewViewOf(all, at)
+	m.view = scheduler.NewView(all, at)
 	return m
 }
 
@@ -193,7 +193,7 @@ func TestLedgersOfSeveralMasters(t *testing.T) {
 			}
 			m.ledger.Expire(at) // those whose reply was lost
 			for _, id := range hosts {
-				m.view = m.view.With(at, []scheduler.Host{w.report(id, at)})
+				m.view = m.view.With(at, []host.Facts{w.report(id, at)})
 				if f, _ := m.view.Host(id); f.Allocated != w.hosts[id].sum {
 					t.Fatalf("seed %d: %s is known with %+v and has %+v", seed, id, f.Allocated, w.hosts[id].sum)
 				}

@@ -31,14 +31,14 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 		for i := range fleet {
 			fleet[i].HeardAt = at.Add(-time.Duration(rng.IntN(9000)) * time.Millisecond)
 		}
-		v, l, b := scheduler.NewViewOf(fleet, at), scheduler.NewLedger(), newBreakers(t)
+		v, l, b := scheduler.NewView(fleet, at), scheduler.NewLedger(), newBreakers(t)
 		var open []scheduler.Charge
 		for n := range 150 {
 			switch rng.IntN(10) {
 			case 0, 1, 2: // a report, perhaps of a new host, or of one that holds something else now
 				h := drawHost(rng, fmt.Sprintf("h%04d", rng.IntN(420)))
 				h.HeardAt = at
-				v = v.With(at, []scheduler.Host{h})
+				v = v.With(at, []host.Facts{h})
 			case 3:
 				v = v.With(at, nil, host.ID(fmt.Sprintf("h%04d", rng.IntN(420))))
 			case 4:

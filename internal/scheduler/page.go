@@ -9,32 +9,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/host"
 )
 
-// Host is what the scheduler knows of one host: its facts, and what was
-// measured there.
-type Host struct {
-	host.Facts
-	Usage Usage
-}
-
-// Usage is what was measured on a host, beside its accounts.
-type Usage struct {
-	CPUType      string
-	CPULoad      float64 // runnable tasks, as load averages have them
-	MemUsedBytes int64   // of the whole machine
-	DataDisk     float64 // 0..100, each disk
-	StorageDisk  float64
-	SysDisk      float64
-	Creating     int64 // creates in flight, as the host itself counts
-	CreateLimit  int64 // how many it takes at once; 0: the configured limit
-	MaxSandboxes int64 // 0: the configured limit
-	// Revision counts what the host admitted and let go. A report of a higher
-	// revision is newer, whenever it arrives; 0: the host does not count.
-	Revision int64
-	// When the host measured, when the measure arrived, when its registration
-	// was read. Zero: as old as HeardAt.
-	MetricAt, LocalMetricAt, MetadataAt time.Time
-}
-
 // lanes is how many hosts a page holds: one machine word of bits.
 const lanes = 64
 
@@ -45,7 +19,7 @@ type page struct {
 	serial                uint64 // no other page has it
 	live, ready, cordoned uint64
 
-	facts [lanes]*Host
+	facts [lanes]*host.Facts
 	lot   [lanes]uint64 // a hash of the id, for ties
 
 	heard, metric, local, meta [lanes]int64 // nanoseconds
@@ -102,7 +76,7 @@ func percent(x float64) float64 {
 }
 
 // put fills lane i from h.
-func (p *page) put(i int, h *Host) {
+func (p *page) put(i int, h *host.Facts) {
 	bit := uint64(1) << i
 	p.facts[i], p.lot[i] = h, idHash(h.ID)
 	p.live |= bit

@@ -22,14 +22,14 @@ var update = flag.Bool("update", os.Getenv("UPDATE") != "", "write the golden fi
 // graded are n hosts of which each scores less than the one before, and has
 // fewer sandboxes.
 func graded(n int) *scheduler.View {
-	var hosts []scheduler.Host
+	var hosts []host.Facts
 	for i := range n {
-		h := scheduler.Host{Facts: fit(fmt.Sprintf("h%02d", i))}
+		h := fit(fmt.Sprintf("h%02d", i))
 		h.Allocated = host.Resources{MilliCPU: int64(i) * 9000 / int64(n), MemBytes: int64(i) * 9 * gib / int64(n)}
 		h.Sandboxes = n - i
 		hosts = append(hosts, h)
 	}
-	return scheduler.NewViewOf(hosts, now)
+	return scheduler.NewView(hosts, now)
 }
 
 func TestEveryPickDoesWhatItsNameSays(t *testing.T) {
@@ -158,7 +158,7 @@ func TestOnlySoftFiltersAreRelaxedInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := scheduler.Host{Facts: fit("a")}
+	h := fit("a")
 	for _, x := range []struct {
 		labels   map[string]string
 		artifact string
@@ -170,13 +170,13 @@ func TestOnlySoftFiltersAreRelaxedInOrder(t *testing.T) {
 		if x.artifact == "rfs-x" {
 			r.Artifact = "rfs-x"
 		}
-		d, err := s.Decide(scheduler.NewViewOf([]scheduler.Host{h}, now), scheduler.NewLedger(), r, now)
+		d, err := s.Decide(scheduler.NewView([]host.Facts{h}, now), scheduler.NewLedger(), r, now)
 		if err != nil || fmt.Sprint(d.Relaxed) != x.relaxed {
 			t.Errorf("%+v: relaxed %v, %v, want %s", x, d.Relaxed, err, x.relaxed)
 		}
 	}
 	h.Allocated = h.Allocatable
-	if d, err := s.Decide(scheduler.NewViewOf([]scheduler.Host{h}, now), scheduler.NewLedger(), ask(), now); !errors.Is(err, fault.NoCapacity) || len(d.Relaxed) > 0 {
+	if d, err := s.Decide(scheduler.NewView([]host.Facts{h}, now), scheduler.NewLedger(), ask(), now); !errors.Is(err, fault.NoCapacity) || len(d.Relaxed) > 0 {
 		t.Errorf("a full host was relaxed: %+v, %v", d, err)
 	}
 }
@@ -353,7 +353,7 @@ func TestGoldenDecisions(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Fprintf(&text, "# %s\n", name)
-		v, l := scheduler.NewViewOf(hosts, now), scheduler.NewLedger()
+		v, l := scheduler.NewView(hosts, now), scheduler.NewLedger()
 		for _, r := range requests {
 			if d, err := s.Choose(v, l, r, now); err != nil {
 				fmt.Fprintf(&text, "%s: %v\n", r.Sandbox, err)
@@ -413,11 +413,11 @@ func FuzzDecide(f *testing.F) {
 			}
 			return
 		}
-		hosts := make([]scheduler.Host, rng.IntN(200))
+		hosts := make([]host.Facts, rng.IntN(200))
 		for i := range hosts {
 			hosts[i] = wild(rng, fmt.Sprintf("h%04d", i))
 		}
-		v, l := scheduler.NewViewOf(hosts, now), scheduler.NewLedger()
+		v, l := scheduler.NewView(hosts, now), scheduler.NewLedger()
 		for range 5 {
 			r := drawRequest(rng)
 			r.Resources.MilliCPU = rng.Int64() >> rng.IntN(64)

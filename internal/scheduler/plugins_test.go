@@ -43,22 +43,22 @@ func every(t testing.TB, change func(*scheduler.Config)) *scheduler.Scheduler {
 
 // better are changes of a host each of which speaks for it, by score and
 // factor. What a plugin does not look at must not change it.
-var better = map[string]func(h *scheduler.Host){
-	"cpu":       func(h *scheduler.Host) { h.Allocated.MilliCPU -= 1000 },
-	"memory":    func(h *scheduler.Host) { h.Allocated.MemBytes -= gib },
-	"crowd":     func(h *scheduler.Host) { h.Sandboxes-- },
-	"util":      func(h *scheduler.Host) { h.CPUUtil -= 10 },
-	"load":      func(h *scheduler.Host) { h.Usage.CPULoad-- },
-	"used":      func(h *scheduler.Host) { h.Usage.MemUsedBytes -= gib },
-	"data":      func(h *scheduler.Host) { h.Usage.DataDisk -= 10 },
-	"storage":   func(h *scheduler.Host) { h.Usage.StorageDisk -= 10 },
-	"sys":       func(h *scheduler.Host) { h.Usage.SysDisk -= 10 },
-	"creating":  func(h *scheduler.Host) { h.Usage.Creating-- },
-	"metric":    func(h *scheduler.Host) { h.Usage.MetricAt = h.Usage.MetricAt.Add(time.Hour) },
-	"local":     func(h *scheduler.Host) { h.Usage.LocalMetricAt = h.Usage.LocalMetricAt.Add(time.Hour) },
-	"artifact":  func(h *scheduler.Host) { h.Artifacts = []string{"rfs-a"} },
-	"preferred": func(h *scheduler.Host) { h.Zone = "a" },
-	"domain":    func(h *scheduler.Host) { h.Labels = map[string]string{"rack": "2"} },
+var better = map[string]func(h *host.Facts){
+	"cpu":       func(h *host.Facts) { h.Allocated.MilliCPU -= 1000 },
+	"memory":    func(h *host.Facts) { h.Allocated.MemBytes -= gib },
+	"crowd":     func(h *host.Facts) { h.Sandboxes-- },
+	"util":      func(h *host.Facts) { h.CPUUtil -= 10 },
+	"load":      func(h *host.Facts) { h.Usage.CPULoad-- },
+	"used":      func(h *host.Facts) { h.Usage.MemUsedBytes -= gib },
+	"data":      func(h *host.Facts) { h.Usage.DataDisk -= 10 },
+	"storage":   func(h *host.Facts) { h.Usage.StorageDisk -= 10 },
+	"sys":       func(h *host.Facts) { h.Usage.SysDisk -= 10 },
+	"creating":  func(h *host.Facts) { h.Usage.Creating-- },
+	"metric":    func(h *host.Facts) { h.Usage.MetricAt = h.Usage.MetricAt.Add(time.Hour) },
+	"local":     func(h *host.Facts) { h.Usage.LocalMetricAt = h.Usage.LocalMetricAt.Add(time.Hour) },
+	"artifact":  func(h *host.Facts) { h.Artifacts = []string{"rfs-a"} },
+	"preferred": func(h *host.Facts) { h.Zone = "a" },
+	"domain":    func(h *host.Facts) { h.Labels = map[string]string{"rack": "2"} },
 }
 
 // moves says which change must move which score or factor, and in which way.
@@ -76,13 +76,13 @@ var moves = map[string]map[string]int{
 	"image_id": {"artifact": 1}, "template_id": {"artifact": 1},
 }
 
-func worn() scheduler.Host {
-	h := scheduler.Host{Facts: fit("a")}
+func worn() host.Facts {
+	h := fit("a")
 	h.Capacity = h.Allocatable
 	h.Zone, h.Labels, h.Artifacts = "b", map[string]string{"rack": "1"}, nil
 	h.Allocated = host.Resources{MilliCPU: 5000, MemBytes: 5 * gib}
 	h.Sandboxes, h.CPUUtil = 8, 50
-	h.Usage = scheduler.Usage{
+	h.Usage = host.Usage{
 		CPULoad: 4, MemUsedBytes: 4 * gib, DataDisk: 50, StorageDisk: 50, SysDisk: 50, Creating: 9, CreateLimit: 20, MaxSandboxes: 20,
 		MetricAt: now.Add(-2 * time.Hour), LocalMetricAt: now.Add(-2 * time.Hour),
 	}
@@ -106,17 +106,17 @@ func wish() scheduler.Request {
 
 // other is a host with the group's other sandboxes, and a third that holds the
 // image and has another rack.
-func others() []scheduler.Host {
-	b, c := scheduler.Host{Facts: fit("b")}, scheduler.Host{Facts: fit("c")}
+func others() []host.Facts {
+	b, c := fit("b"), fit("c")
 	b.Labels, c.Labels = map[string]string{"rack": "1"}, map[string]string{"rack": "2"}
-	return []scheduler.Host{b, c}
+	return []host.Facts{b, c}
 }
 
 func TestEveryScoreMovesWithWhatItLooksAtAndWithNothingElse(t *testing.T) {
 	s := every(t, nil)
 	l, r := scheduler.NewLedger(), wish()
-	give := func(h scheduler.Host, name string) float64 {
-		v := scheduler.NewViewOf(append(others(), h), now)
+	give := func(h host.Facts, name string) float64 {
+		v := scheduler.NewView(append(others(), h), now)
 		if slices.Contains(scheduler.ScoreNames(), name) {
 			return s.Gives(name, v, l, r, now, "a")
 		}
@@ -157,7 +157,7 @@ func compare(x float64) int {
 // What is under way from here presses on a host, whoever reports what.
 func TestCreatesUnderWayPress(t *testing.T) {
 	s, r := every(t, nil), wish()
-	v := scheduler.NewViewOf(append(others(), worn()), now)
+	v := scheduler.NewView(append(others(), worn()), now)
 	for _, name := range []string{"create_pressure", "create_concurrency_score", "template_local_pressure", "real_time_weighted_average", "local_create_num"} {
 		give := func(l *scheduler.Ledger) float64 {
 			if name == "local_create_num" {
@@ -186,7 +186,7 @@ func TestCreatesUnderWayPress(t *testing.T) {
 }
 
 // wild is a host that says anything.
-func wild(rng *rand.Rand, id string) scheduler.Host {
+func wild(rng *rand.Rand, id string) host.Facts {
 	h := drawHost(rng, id)
 	number := func() float64 {
 		return []float64{0, -1, 1e300, math.NaN(), math.Inf(1), math.Inf(-1), 50, rng.Float64()}[rng.IntN(8)]
@@ -199,7 +199,7 @@ func wild(rng *rand.Rand, id string) scheduler.Host {
 	}
 	h.Allocatable, h.Allocated, h.Capacity, h.CPUUtil, h.Sandboxes = some(), some(), some(), number(), int(amount())
 	at := func() time.Time { return []time.Time{{}, now, now.Add(time.Hour), now.Add(-time.Hour)}[rng.IntN(4)] }
-	h.Usage = scheduler.Usage{
+	h.Usage = host.Usage{
 		CPULoad: number(), MemUsedBytes: amount(), DataDisk: number(), StorageDisk: number(), SysDisk: number(), Creating: amount(), CreateLimit: amount(), MaxSandboxes: amount(),
 		MetricAt: at(), LocalMetricAt: at(), MetadataAt: at(),
 	}
@@ -210,8 +210,8 @@ func TestEveryScoreIsFiniteAndWithinBoundsWhateverHostsSay(t *testing.T) {
 	s := every(t, nil)
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 5))
-		hosts := []scheduler.Host{wild(rng, "a"), wild(rng, "b"), wild(rng, "c")}
-		v, l, r := scheduler.NewViewOf(hosts, now), scheduler.NewLedger(), wish()
+		hosts := []host.Facts{wild(rng, "a"), wild(rng, "b"), wild(rng, "c")}
+		v, l, r := scheduler.NewView(hosts, now), scheduler.NewLedger(), wish()
 		for range rng.IntN(4) {
 			l.Charge(scheduler.Charge{Sandbox: "i1", Host: "a", Template: "tpl-a", Resources: r.Resources, At: now})
 		}
@@ -245,13 +245,13 @@ func TestFiltersAreMonotone(t *testing.T) {
 		}
 		modest.Resources = host.Resources{MilliCPU: r.Resources.MilliCPU / 2, MemBytes: r.Resources.MemBytes / 2, DiskBytes: r.Resources.DiskBytes / 2, Slots: r.Resources.Slots / 2}
 		for _, name := range scheduler.FilterNames() {
-			if !s.Passes(name, scheduler.NewViewOf([]scheduler.Host{h}, now), l, r, now, "a") {
+			if !s.Passes(name, scheduler.NewView([]host.Facts{h}, now), l, r, now, "a") {
 				continue
 			}
-			if !s.Passes(name, scheduler.NewViewOf([]scheduler.Host{roomy}, now), l, r, now, "a") {
+			if !s.Passes(name, scheduler.NewView([]host.Facts{roomy}, now), l, r, now, "a") {
 				t.Errorf("seed %d: %s drops the host once it has more room", seed, name)
 			}
-			if !s.Passes(name, scheduler.NewViewOf([]scheduler.Host{h}, now), l, modest, now, "a") {
+			if !s.Passes(name, scheduler.NewView([]host.Facts{h}, now), l, modest, now, "a") {
 				t.Errorf("seed %d: %s drops the host for a smaller request", seed, name)
 			}
 		}
@@ -260,29 +260,29 @@ func TestFiltersAreMonotone(t *testing.T) {
 
 func TestGuardsDropAndSayWhy(t *testing.T) {
 	for name, c := range map[string]struct {
-		just   func(h *scheduler.Host) // what still passes
-		change func(h *scheduler.Host)
+		just   func(h *host.Facts) // what still passes
+		change func(h *host.Facts)
 		config func(c *scheduler.Config)
 		plugin string
 		reason string
 		code   *fault.Code
 	}{
-		"busy processors":         {just: func(h *scheduler.Host) { h.CPUUtil = 79.9 }, change: func(h *scheduler.Host) { h.CPUUtil = 80 }, plugin: "cpu", reason: "80% busy, the limit is 80%", code: fault.NoCapacity},
-		"physical memory":         {just: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 8 * gib }, change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 8*gib + 1 }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
-		"memory by type":          {just: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 4 * gib }, change: func(h *scheduler.Host) { h.Usage.MemUsedBytes = 5 * gib }, config: func(c *scheduler.Config) { c.Limits.MemReservedByType = map[string]string{"cubebox": "0.5"} }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
-		"creates there":           {just: func(h *scheduler.Host) { h.Usage.Creating = 99 }, change: func(h *scheduler.Host) { h.Usage.Creating = 100 }, plugin: "realtime_create_num", reason: "its limit is 100", code: fault.NoCapacity},
-		"creates, own limit":      {just: func(h *scheduler.Host) { h.Usage.Creating, h.Usage.CreateLimit = 149, 150 }, change: func(h *scheduler.Host) { h.Usage.Creating, h.Usage.CreateLimit = 150, 150 }, plugin: "realtime_create_num", reason: "its limit is 150", code: fault.NoCapacity},
-		"creates, no limit":       {just: func(h *scheduler.Host) { h.Usage.Creating = 49 }, change: func(h *scheduler.Host) { h.Usage.Creating = 50 }, config: func(c *scheduler.Config) { c.Limits.Creates = 0 }, plugin: "realtime_create_num", reason: "its limit is 50", code: fault.NoCapacity},
-		"own sandbox limit":       {just: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 6, 7 }, change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 7, 7 }, plugin: "mvm_limit", reason: "its limit is 7", code: fault.NoCapacity},
-		"sandbox limit of type":   {just: func(h *scheduler.Host) { h.Sandboxes = 3 }, change: func(h *scheduler.Host) { h.Sandboxes = 4 }, config: func(c *scheduler.Config) { c.Limits.MaxByType = map[string]int64{"cubebox": 4} }, plugin: "mvm_limit", reason: "its limit is 4", code: fault.NoCapacity},
-		"share of the limit":      {just: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 4, 9 }, change: func(h *scheduler.Host) { h.Sandboxes, h.Usage.MaxSandboxes = 5, 9 }, config: func(c *scheduler.Config) { c.Limits.SandboxShare = 0.5 }, plugin: "mvm_limit", reason: "its limit is 5", code: fault.NoCapacity},
-		"load":                    {just: func(h *scheduler.Host) { h.Usage.CPULoad = 10 }, change: func(h *scheduler.Host) { h.Usage.CPULoad = 10.1 }, plugin: "node_safety", reason: "load 10.1 on 10.0 CPUs", code: fault.NoHost},
-		"disk":                    {just: func(h *scheduler.Host) { h.Usage.SysDisk = 79.9 }, change: func(h *scheduler.Host) { h.Usage.SysDisk = 80 }, plugin: "node_safety", reason: "80% full", code: fault.NoHost},
-		"disk, without the guard": {just: func(h *scheduler.Host) { h.Usage.DataDisk = 79.9 }, change: func(h *scheduler.Host) { h.Usage.DataDisk = 80 }, config: func(c *scheduler.Config) { c.Prefilters = []string{"health"} }, plugin: "disk_usage", reason: "80%", code: fault.NoHost},
-		"old metrics":             {just: func(h *scheduler.Host) { h.Usage.MetricAt = now.Add(-300 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.MetricAt = now.Add(-301 * time.Second) }, plugin: "metric_stale", reason: "5m1s old", code: fault.NoHost},
-		"old metrics here":        {just: func(h *scheduler.Host) { h.Usage.LocalMetricAt = now.Add(-300 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.LocalMetricAt = now.Add(-301 * time.Second) }, plugin: "local_metric_stale", reason: "5m1s old", code: fault.NoHost},
-		"old registration":        {just: func(h *scheduler.Host) { h.Usage.MetadataAt = now.Add(-40 * time.Second) }, change: func(h *scheduler.Host) { h.Usage.MetadataAt = now.Add(-41 * time.Second) }, plugin: "metadata_stale", reason: "41s old", code: fault.NoHost},
-		"something scarce":        {just: func(h *scheduler.Host) { h.Labels = map[string]string{"gpu": "false"} }, change: func(h *scheduler.Host) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "scarce", code: fault.NoHost},
+		"busy processors":         {just: func(h *host.Facts) { h.CPUUtil = 79.9 }, change: func(h *host.Facts) { h.CPUUtil = 80 }, plugin: "cpu", reason: "80% busy, the limit is 80%", code: fault.NoCapacity},
+		"physical memory":         {just: func(h *host.Facts) { h.Usage.MemUsedBytes = 8 * gib }, change: func(h *host.Facts) { h.Usage.MemUsedBytes = 8*gib + 1 }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
+		"memory by type":          {just: func(h *host.Facts) { h.Usage.MemUsedBytes = 4 * gib }, change: func(h *host.Facts) { h.Usage.MemUsedBytes = 5 * gib }, config: func(c *scheduler.Config) { c.Limits.MemReservedByType = map[string]string{"cubebox": "0.5"} }, plugin: "mem", reason: "kept free", code: fault.NoCapacity},
+		"creates there":           {just: func(h *host.Facts) { h.Usage.Creating = 99 }, change: func(h *host.Facts) { h.Usage.Creating = 100 }, plugin: "realtime_create_num", reason: "its limit is 100", code: fault.NoCapacity},
+		"creates, own limit":      {just: func(h *host.Facts) { h.Usage.Creating, h.Usage.CreateLimit = 149, 150 }, change: func(h *host.Facts) { h.Usage.Creating, h.Usage.CreateLimit = 150, 150 }, plugin: "realtime_create_num", reason: "its limit is 150", code: fault.NoCapacity},
+		"creates, no limit":       {just: func(h *host.Facts) { h.Usage.Creating = 49 }, change: func(h *host.Facts) { h.Usage.Creating = 50 }, config: func(c *scheduler.Config) { c.Limits.Creates = 0 }, plugin: "realtime_create_num", reason: "its limit is 50", code: fault.NoCapacity},
+		"own sandbox limit":       {just: func(h *host.Facts) { h.Sandboxes, h.Usage.MaxSandboxes = 6, 7 }, change: func(h *host.Facts) { h.Sandboxes, h.Usage.MaxSandboxes = 7, 7 }, plugin: "mvm_limit", reason: "its limit is 7", code: fault.NoCapacity},
+		"sandbox limit of type":   {just: func(h *host.Facts) { h.Sandboxes = 3 }, change: func(h *host.Facts) { h.Sandboxes = 4 }, config: func(c *scheduler.Config) { c.Limits.MaxByType = map[string]int64{"cubebox": 4} }, plugin: "mvm_limit", reason: "its limit is 4", code: fault.NoCapacity},
+		"share of the limit":      {just: func(h *host.Facts) { h.Sandboxes, h.Usage.MaxSandboxes = 4, 9 }, change: func(h *host.Facts) { h.Sandboxes, h.Usage.MaxSandboxes = 5, 9 }, config: func(c *scheduler.Config) { c.Limits.SandboxShare = 0.5 }, plugin: "mvm_limit", reason: "its limit is 5", code: fault.NoCapacity},
+		"load":                    {just: func(h *host.Facts) { h.Usage.CPULoad = 10 }, change: func(h *host.Facts) { h.Usage.CPULoad = 10.1 }, plugin: "node_safety", reason: "load 10.1 on 10.0 CPUs", code: fault.NoHost},
+		"disk":                    {just: func(h *host.Facts) { h.Usage.SysDisk = 79.9 }, change: func(h *host.Facts) { h.Usage.SysDisk = 80 }, plugin: "node_safety", reason: "80% full", code: fault.NoHost},
+		"disk, without the guard": {just: func(h *host.Facts) { h.Usage.DataDisk = 79.9 }, change: func(h *host.Facts) { h.Usage.DataDisk = 80 }, config: func(c *scheduler.Config) { c.Prefilters = []string{"health"} }, plugin: "disk_usage", reason: "80%", code: fault.NoHost},
+		"old metrics":             {just: func(h *host.Facts) { h.Usage.MetricAt = now.Add(-300 * time.Second) }, change: func(h *host.Facts) { h.Usage.MetricAt = now.Add(-301 * time.Second) }, plugin: "metric_stale", reason: "5m1s old", code: fault.NoHost},
+		"old metrics here":        {just: func(h *host.Facts) { h.Usage.LocalMetricAt = now.Add(-300 * time.Second) }, change: func(h *host.Facts) { h.Usage.LocalMetricAt = now.Add(-301 * time.Second) }, plugin: "local_metric_stale", reason: "5m1s old", code: fault.NoHost},
+		"old registration":        {just: func(h *host.Facts) { h.Usage.MetadataAt = now.Add(-40 * time.Second) }, change: func(h *host.Facts) { h.Usage.MetadataAt = now.Add(-41 * time.Second) }, plugin: "metadata_stale", reason: "41s old", code: fault.NoHost},
+		"something scarce":        {just: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "false"} }, change: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "scarce", code: fault.NoHost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := scheduler.ClusterConfig()
@@ -293,16 +293,16 @@ func TestGuardsDropAndSayWhy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			h := scheduler.Host{Facts: fit("h1")}
+			h := fit("h1")
 			h.Capacity = h.Allocatable
 			r := ask()
 			c.just(&h)
-			if _, err := s.Decide(scheduler.NewViewOf([]scheduler.Host{h}, now), scheduler.NewLedger(), r, now); err != nil {
+			if _, err := s.Decide(scheduler.NewView([]host.Facts{h}, now), scheduler.NewLedger(), r, now); err != nil {
 				t.Fatalf("at the limit: %v", err)
 			}
 			c.change(&h)
 			r.Explain = true
-			d, err := s.Decide(scheduler.NewViewOf([]scheduler.Host{h}, now), scheduler.NewLedger(), r, now)
+			d, err := s.Decide(scheduler.NewView([]host.Facts{h}, now), scheduler.NewLedger(), r, now)
 			if !errors.Is(err, c.code) {
 				t.Fatalf("got %v, want %v", err, c.code)
 			}

@@ -76,20 +76,10 @@ type domain struct {
 }
 
 // NewView returns the view of hosts as known at now, a time of the database's
-// clock. It keeps no reference to the slice.
+// clock. It takes over what the hosts point to.
 func NewView(hosts []host.Facts, now time.Time) *View {
-	all := make([]Host, len(hosts))
-	for i, f := range hosts {
-		all[i] = Host{Facts: f}
-	}
-	return NewViewOf(all, now)
-}
-
-// NewViewOf is NewView of hosts with what was measured there. It takes over
-// what the hosts point to.
-func NewViewOf(hosts []Host, now time.Time) *View {
 	sorted := slices.Clone(hosts)
-	slices.SortStableFunc(sorted, func(a, b Host) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	slices.SortStableFunc(sorted, func(a, b host.Facts) int { return strings.Compare(string(a.ID), string(b.ID)) })
 	empty := &View{roster: &roster{}}
 	return empty.With(now, sorted)
 }
@@ -98,7 +88,7 @@ func NewViewOf(hosts []Host, now time.Time) *View {
 // others are gone. It copies the pages and sets that they touch and shares the
 // rest; v stays as it is. A host whose Revision is below the known one keeps
 // its known status: the report was overtaken on its way.
-func (v *View) With(now time.Time, changed []Host, gone ...host.ID) *View {
+func (v *View) With(now time.Time, changed []host.Facts, gone ...host.ID) *View {
 	b := builder{View: &View{gen: v.gen + 1, pages: slices.Clone(v.pages), roster: v.roster, builtAt: now}, tags: v.tags.write(), domains: v.domains.write()}
 	for _, id := range gone {
 		b.remove(id)
@@ -126,7 +116,7 @@ func (v *View) With(now time.Time, changed []Host, gone ...host.ID) *View {
 // Become returns the view at now of exactly these hosts. It costs less than a
 // new view, and hosts keep their lanes, so that nothing that is known by lane is
 // lost.
-func (v *View) Become(now time.Time, hosts []Host) *View {
+func (v *View) Become(now time.Time, hosts []host.Facts) *View {
 	in := make(map[host.ID]bool, len(hosts))
 	for i := range hosts {
 		in[hosts[i].ID] = true
@@ -184,7 +174,7 @@ func (b *builder) page(n int32) *page {
 	return p
 }
 
-func (b *builder) put(h *Host) {
+func (b *builder) put(h *host.Facts) {
 	n, known := b.lane(h.ID)
 	if !known {
 		r := b.members()
@@ -221,7 +211,7 @@ func (b *builder) remove(id host.ID) {
 }
 
 // retag moves lane n from the sets of old to those of h.
-func (b *builder) retag(n int32, old, h *Host) {
+func (b *builder) retag(n int32, old, h *host.Facts) {
 	if old != nil && h != nil && sameTags(old, h) {
 		return
 	}
@@ -311,7 +301,7 @@ const (
 
 var builtInLabels = []string{LabelZone, LabelCluster, LabelCPUType, LabelMemory, LabelCores, LabelInstanceType}
 
-func tagsOf(h *Host) []tag {
+func tagsOf(h *host.Facts) []tag {
 	tags := make([]tag, 0, 2+2*len(builtInLabels)+2*len(h.Labels)+len(h.Artifacts))
 	tags = append(tags, tag{kind: tagType, value: h.InstanceType})
 	label := func(key, value string) {
@@ -340,7 +330,7 @@ func tagsOf(h *Host) []tag {
 	return tags
 }
 
-func sameTags(a, b *Host) bool {
+func sameTags(a, b *host.Facts) bool {
 	return a.InstanceType == b.InstanceType && a.Zone == b.Zone && a.ClusterLabel == b.ClusterLabel && a.Usage.CPUType == b.Usage.CPUType &&
 		a.Allocatable.MemBytes == b.Allocatable.MemBytes && a.Allocatable.MilliCPU == b.Allocatable.MilliCPU &&
 		maps.Equal(a.Labels, b.Labels) && slices.Equal(a.Artifacts, b.Artifacts)
@@ -351,20 +341,14 @@ func (v *View) Len() int { return v.roster.hosts }
 
 // Host returns what is known of id.
 func (v *View) Host(id host.ID) (host.Facts, bool) {
-	h, ok := v.HostOf(id)
-	return h.Facts, ok
-}
-
-// HostOf returns what is known of id, with what was measured there.
-func (v *View) HostOf(id host.ID) (Host, bool) {
 	n, ok := v.roster.index.get(id)
 	if !ok {
-		return Host{}, false
+		return host.Facts{}, false
 	}
 	return *v.at(n), true
 }
 
-func (v *View) at(n int32) *Host { return v.pages[n/lanes].facts[n%lanes] }
+func (v *View) at(n int32) *host.Facts { return v.pages[n/lanes].facts[n%lanes] }
 
 // BuiltAt returns the moment that the view shows.
 func (v *View) BuiltAt() time.Time { return v.builtAt }

@@ -21,7 +21,7 @@ type Run struct {
 	Breaker scheduler.BreakerConfig
 	Retry   scheduler.RetryConfig
 	Queue   scheduler.QueueConfig
-	Hosts   []scheduler.Host
+	Hosts   []host.Facts
 	Trace   []Event
 	Seed    uint64
 
@@ -48,7 +48,7 @@ const batches = 10
 
 // truth is a host as it is.
 type truth struct {
-	facts    scheduler.Host
+	facts    host.Facts
 	has      map[sandbox.ID]host.Resources
 	sum      host.Resources
 	revision int64
@@ -138,7 +138,7 @@ func (r Run) Do() (Result, error) {
 		p.order = append(p.order, h.ID)
 	}
 	for range r.Masters {
-		m := &master{view: scheduler.NewViewOf(r.Hosts, epoch), ledger: scheduler.NewLedger(), budget: p.policy.Budget()}
+		m := &master{view: scheduler.NewView(r.Hosts, epoch), ledger: scheduler.NewLedger(), budget: p.policy.Budget()}
 		if m.breakers, err = scheduler.NewBreakers(r.Breaker); err != nil {
 			return Result{}, err
 		}
@@ -176,7 +176,7 @@ func (p *play) clock() time.Time { return epoch.Add(p.now) }
 
 // report lets a batch of hosts tell every master how they stand.
 func (p *play) report(batch int) {
-	var told []scheduler.Host
+	var told []host.Facts
 	for i := batch; i < len(p.order); i += batches {
 		t := p.hosts[p.order[i]]
 		h := t.facts
@@ -363,7 +363,7 @@ func (p *play) landed(c *create) {
 func (p *play) running(c *create) {
 	p.waits[c.Tenant] = append(p.waits[c.Tenant], p.now-c.At)
 	p.served[c.Tenant]++
-	if h, _ := c.master.view.HostOf(c.host); c.Template > 0 {
+	if h, _ := c.master.view.Host(c.host); c.Template > 0 {
 		p.result.templated++
 		for _, a := range h.Artifacts {
 			if a == artifact(c.Template) {

@@ -20,7 +20,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
-	"github.com/paddock-dev/paddock/internal/scheduler"
 )
 
 // Event is one create of a trace.
@@ -170,14 +169,14 @@ type Fleet struct {
 var epoch = time.Unix(1_800_000_000, 0)
 
 // Build draws the hosts. Every template is held by at least one.
-func (f Fleet) Build(seed uint64) []scheduler.Host {
+func (f Fleet) Build(seed uint64) []host.Facts {
 	rng := rand.New(rand.NewPCG(seed, 0x666c))
-	hosts := make([]scheduler.Host, f.Hosts)
+	hosts := make([]host.Facts, f.Hosts)
 	for i := range hosts {
-		hosts[i] = scheduler.Host{Facts: host.Facts{
+		hosts[i] = host.Facts{
 			Registration: host.Registration{ID: host.ID(fmt.Sprintf("host-%05d", i)), InstanceType: "cubebox", Capacity: f.Has, Allocatable: f.Has},
 			Status:       host.Status{Ready: true}, HeardAt: epoch,
-		}}
+		}
 		if f.Zones > 0 {
 			hosts[i].Zone = fmt.Sprintf("zone-%d", i%f.Zones)
 		}
