@@ -226,7 +226,7 @@ func (m *Master) choose(ctx context.Context, r scheduler.Request) (host.Facts, e
 		return host.Facts{}, err
 	}
 	began := time.Now()
-	d, err := m.fleet.placer.Choose(v, m.fleet.ledger, r, now)
+	d, err := m.rules.Load().placer.Choose(v, m.fleet.ledger, r, now)
 	m.metrics.decision.Observe(time.Since(began).Seconds())
 	for _, o := range d.Out {
 		m.metrics.refused.WithLabelValues(o.Plugin).Add(float64(o.Hosts))

@@ -1,203 +1,21 @@
 package master
 
 import (
-	"context"
-	"errors"
 	"net"
 	"net/http"
-	"strconv"
-	"sync"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
-	"github.com/paddock-dev/paddock/internal/hostpb"
-	"github.com/paddock-dev/paddock/internal/platform/auth"
-	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/platform/logs"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
-	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
-	"github.com/paddock-dev/paddock/internal/store/templatedb"
-	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const (
-	maxBody = 1 << 20
-
-	// dialTime is how long a host that is switched off may hold up a call.
-	dialTime = 3 * time.Second
-)
-
-// reconnect is how soon a host that was away is tried again: it must not be
-// taken for dead long after it is back.
-var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}
-
-// dialer keeps one connection to each host.
-type dialer struct {
-	token config.Secret
-	mu    sync.Mutex
-	conns map[string]*grpc.ClientConn
-}
-
-func newDialer(token config.Secret) *dialer {
-	return &dialer{token: token, conns: map[string]*grpc.ClientConn{}}
-}
-
-// to returns the client of a host. Nothing is sent yet.
-func (d *dialer) to(f host.Facts) (hostpb.HostServiceClient, error) {
-	addr := address(f)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	c := d.conns[addr]
-	if c == nil {
-		var err error
-		c, err = grpc.NewClient("passthrough:///"+addr, append(serve.DialOptions(),
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithPerRPCCredentials(auth.Credentials(d.token)),
-			grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: dialTime, Backoff: reconnect}))...)
-		if err != nil {
-			return nil, fault.Wrap(fault.HostUnreachable, err, "host %s at %s", f.ID, addr)
-		}
-		d.conns[addr] = c
-	}
-	return hostpb.NewHostServiceClient(c), nil
-}
-
-// keep closes the connections to addresses that no host has any more.
-func (d *dialer) keep(hosts []host.Facts) error {
-	known := map[string]bool{}
-	for _, f := range hosts {
-		known[address(f)] = true
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var errs []error
-	for addr, c := range d.conns {
-		if !known[addr] {
-			errs = append(errs, c.Close())
-			delete(d.conns, addr)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-func address(f host.Facts) string { return net.JoinHostPort(f.IP, strconv.Itoa(f.GRPCPort)) }
-
-func (d *dialer) close() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var errs []error
-	for _, c := range d.conns {
-		errs = append(errs, c.Close())
-	}
-	return errors.Join(errs...)
-}
-
-// hostFault words a failed call of a host that was made on ctx. What the host
-// itself said keeps its code. A transport that failed is the host out of reach,
-// and so is one that ended a call that its caller did not: the connection was
-// closed because the host has another address now.
-func hostFault(ctx context.Context, err error, id host.ID) error {
-	err = serve.FromGRPC(err)
-	var own *fault.Error // what a host said is of another type
-	if !errors.As(err, &own) {
-		return err
-	}
-	if own.Code == fault.PeerUnavailable || own.Code == fault.CallCancelled && ctx.Err() == nil {
-		return fault.Wrap(fault.HostUnreachable, err, "host %s", id)
-	}
-	return err
-}
-
-// fleet is what the scheduler looks at.
-type fleet struct {
-	db         *store.Store
-	placer     *scheduler.Scheduler
-	ledger     *scheduler.Ledger
-	staleAfter time.Duration
-
-	mu    sync.Mutex
-	view  *scheduler.View
-	dirty bool
-	read  time.Time // when the view was read, by this process's clock
-}
-
-// viewAge is how old a view may be: other masters' changes are seen within it.
-const viewAge = 500 * time.Millisecond
-
-func newFleet(db *store.Store, placer *scheduler.Scheduler, staleAfter time.Duration) *fleet {
-	return &fleet{db: db, placer: placer, ledger: scheduler.NewLedger(), staleAfter: staleAfter}
-}
-
-// changed makes the next look read anew.
-func (f *fleet) changed() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.dirty = true
-}
-
-// now returns a view that is fresh enough, and the database's time that belongs
-// to it.
-func (f *fleet) now(ctx context.Context) (*scheduler.View, time.Time, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	age := time.Since(f.read)
-	if f.view != nil && !f.dirty && age < viewAge {
-		return f.view, f.view.BuiltAt().Add(age), nil
-	}
-	var view *scheduler.View
-	err := f.db.View(ctx, func(tx *store.Tx) error {
-		hosts, err := sandboxdb.ListHosts(ctx, tx)
-		if err != nil {
-			return err
-		}
-		noted, err := templatedb.PlacementsSince(ctx, tx, tx.Now.Add(-2*f.staleAfter))
-		if err != nil {
-			return err
-		}
-		view = scheduler.NewView(withNoted(hosts, noted, f.staleAfter), tx.Now)
-		return nil
-	})
-	if err != nil {
-		return nil, time.Time{}, err
-	}
-	f.view, f.read, f.dirty = view, time.Now(), false
-	f.ledger.Observe(f.view)
-	return f.view, f.view.BuiltAt(), nil
-}
-
-// withNoted adds to what hosts report what was noted of them lately: a host's
-// own word counts, but the report that shows an artifact comes after the row,
-// and one that was on its way meanwhile does not show it.
-func withNoted(hosts []host.Facts, noted []template.Placement, lately time.Duration) []host.Facts {
-	for i := range hosts {
-		for _, p := range noted {
-			if p.HostID == hosts[i].ID && p.CreatedAt.After(hosts[i].HeardAt.Add(-lately)) {
-				hosts[i].Artifacts = append(hosts[i].Artifacts, string(p.ArtifactID))
-			}
-		}
-	}
-	return hosts
-}
-
-// heard makes the next look read anew if a report changes who may be chosen.
-func (f *fleet) heard(id host.ID, s host.Status) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.view == nil {
-		return
-	}
-	known, ok := f.view.Host(id)
-	f.dirty = f.dirty || !ok || known.Ready != s.Ready || f.view.BuiltAt().Sub(known.HeardAt) > f.staleAfter
-}
+const maxBody = 1 << 20
 
 func requestID(r *http.Request) string { return logs.RequestID(r.Context()) }
 

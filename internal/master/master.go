@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +23,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/progress"
 	"github.com/paddock-dev/paddock/internal/sandbox"
-	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/template"
 )
@@ -51,6 +51,7 @@ type Master struct {
 	center  *cubeapi.CenterClient
 	hosts   *dialer
 	fleet   *fleet
+	rules   atomic.Pointer[rules]
 	spread  spread
 	handler http.Handler
 	metrics metrics
@@ -161,9 +162,7 @@ type metrics struct {
 
 // New returns a master. It does no I/O.
 func New(d Deps) (*Master, error) {
-	s := scheduler.DefaultConfig()
-	s.StaleAfter = d.Config.Master.HostStaleAfter
-	placer, err := scheduler.New(s)
+	r, err := newRules(d.Config.Master)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +171,7 @@ func New(d Deps) (*Master, error) {
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
 		spread:      spread{runs: map[template.ArtifactID]*run{}},
-		fleet:       newFleet(d.Store, placer, s.StaleAfter),
+		fleet:       newFleet(d.Store, d.Config.Master.HostStaleAfter),
 		pace:        defaultPace(d.Config.Master),
 		kick:        make(chan struct{}, 1),
 		step:        fail.Point,
@@ -193,6 +192,7 @@ func New(d Deps) (*Master, error) {
 		r := progress.NewRedis(d.Config.Redis)
 		m.board, m.redis = r, r
 	}
+	m.rules.Store(r)
 	m.base, m.stop = context.WithCancel(context.Background())
 	m.topics = []*topic{
 		newTopic(topicBuild, 4, m.dispatch),
