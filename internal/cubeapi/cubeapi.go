@@ -12,6 +12,7 @@ import "github.com/paddock-dev/paddock/internal/fault"
 // Headers.
 const (
 	HeaderAPIKey        = "X-API-KEY"
+	HeaderCaller        = "X-Caller" // for whom a sandbox is made
 	HeaderCallbackToken = "X-Cube-Template-Callback-Token" // master <-> template centre
 	HeaderHostToken     = "X-Paddock-Host-Token"           // cubelet -> master
 	HeaderArtifactToken = "X-Cube-Artifact-Token"          // cubelet -> artifact download
@@ -41,6 +42,7 @@ const (
 	PathArtifactManifest = "/cube/template/artifact/manifest"
 	PathRootfsArtifact   = "/cube/rootfs-artifact"
 	PathSandbox          = "/cube/sandbox"
+	PathSandboxBatch     = "/cube/sandbox/batch"
 	PathSandboxPreview   = "/cube/sandbox/preview"
 	PathSandboxList      = "/cube/sandbox/list"
 	PathSandboxInfo      = "/cube/sandbox/info"

@@ -10,13 +10,20 @@ type SandboxCreateRequest struct {
 	// answers the same sandbox while it lives.
 	RequestID    string            `json:"requestID"`
 	TemplateID   string            `json:"template_id,omitempty"`
+	Namespace    string            `json:"namespace,omitempty"`     // whose turn it is waited for, unless header X-Caller says
 	InstanceType string            `json:"instance_type,omitempty"` // of the host; default: the template's
 	Timeout      *int64            `json:"timeout,omitempty"`       // seconds from now until it is ended; -1 or absent: never
 	Annotations  map[string]string `json:"annotations,omitempty"`
 	Labels       map[string]string `json:"labels,omitempty"`
 	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
 	Containers   []Container       `json:"containers,omitempty"` // at most one
-	Scope        []string          `json:"distribution_scope,omitempty"`
+	Scope        []string          `json:"distribution_scope,omitempty"` // hosts, or zones
+	Affinity     *Affinity         `json:"affinity,omitempty"`
+	// InsID and InsIP name the one host to take, by id or address, for debugging:
+	// with annotation com.cube.debug: true. Its health and room are looked at,
+	// unless com.paddock.force: true says otherwise.
+	InsID string `json:"ins_id,omitempty"`
+	InsIP string `json:"ins_ip,omitempty"`
 	// Network is laid over the template's: allowInternetAccess takes its place,
 	// the lists are joined.
 	Network    *NetworkConfig `json:"cube_network_config,omitempty"`
@@ -38,8 +45,57 @@ type Container struct {
 	RLimit     *RLimit    `json:"r_limit,omitempty"`
 }
 
-// AnnotationTemplate names the template in an annotation.
-const AnnotationTemplate = "cube.master.appsnapshot.template.id"
+// Annotations of a create.
+const (
+	AnnotationTemplate = "cube.master.appsnapshot.template.id" // names the template
+	AnnotationDebug    = "com.cube.debug"                      // lets ins_id and ins_ip name a host
+	AnnotationForce    = "com.paddock.force"                   // also one that is cordoned, full or not ready
+	AnnotationNetID    = "com.netid"
+)
+
+// Affinity is where a sandbox is to be, besides what annotations and the
+// cluster say. Operators are In, NotIn, Exists, DoesNotExist, Gt and Lt.
+type Affinity struct {
+	Required  [][]Requirement `json:"required,omitempty"` // all of one of the lists must hold
+	Preferred []Preferred     `json:"preferred,omitempty"`
+	Spread    []Spread        `json:"spread,omitempty"`
+}
+
+// Requirement is one condition on a label of the host.
+type Requirement struct {
+	Key      string   `json:"key"`
+	Operator string   `json:"operator"`
+	Values   []string `json:"values,omitempty"`
+}
+
+// Preferred is what is wished for: weight is 1 to 100.
+type Preferred struct {
+	Weight int           `json:"weight"`
+	Term   []Requirement `json:"term"`
+}
+
+// Spread keeps the sandboxes with the given labels apart by a label of their
+// hosts, such as the zone: no value of it has more than max_skew more of them
+// than another.
+type Spread struct {
+	Key     string            `json:"key"`
+	MaxSkew int               `json:"max_skew"`
+	Hard    bool              `json:"hard,omitempty"` // else it is wished for
+	Labels  map[string]string `json:"labels"`
+}
+
+// Unplaced is what a refused create says besides, when no host was found.
+type Unplaced struct {
+	Placing Placing `json:"placing"`
+}
+
+// Placing is why no host was found: how many each plugin dropped, and what the
+// nearest lacks.
+type Placing struct {
+	Considered int            `json:"considered"`
+	Dropped    map[string]int `json:"dropped"`
+	Nearest    string         `json:"nearest,omitempty"`
+}
 
 // SandboxAnswer carries one sandbox.
 type SandboxAnswer struct {

@@ -16,6 +16,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
+	"github.com/paddock-dev/paddock/internal/platform/serve"
 )
 
 // undoTime bounds one attempt to remove what a sandbox had.
@@ -25,7 +26,7 @@ const undoTime = 20 * time.Second
 // runs and its probe, if it has one, passed. The same request again returns what the first one made, another
 // under the same id is fault.Exists. What fails is undone before the answer, or
 // behind it when ctx ends first; a create that nobody waits for is given up.
-// Without room it is fault.HostFull, with the host's truth in its words.
+// Without room it is fault.HostFull, and carries the host's truth.
 func (c *Cubelet) Create(ctx context.Context, e entry) (*instance, error) {
 	for {
 		s, mine, err := c.admit(e)
@@ -75,22 +76,29 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 	if c.closing {
 		return nil, false, fault.New(fault.HostUnreachable, "host %s stops", c.cfg.Cubelet.NodeID)
 	}
-	used := c.usedLocked()
-	if free := c.room.Sub(used); !e.Resources.Fits(free) {
-		return nil, false, fault.New(fault.HostFull, "sandbox %s asks for %s; host %s has %s free of %s", e.ID, show(e.Resources), c.cfg.Cubelet.NodeID, show(free), show(c.room))
+	if c.count.spent() {
+		return nil, false, fault.New(fault.DataDir, "host %s cannot keep count of its sandboxes in %s", c.cfg.Cubelet.NodeID, c.count.path)
+	}
+	if free := c.room.Sub(c.usedLocked()); !e.Resources.Fits(free) {
+		return nil, false, c.fullLocked(fault.New(fault.HostFull, "sandbox %s asks for %s; host %s has %s free of %s", e.ID, show(e.Resources), c.cfg.Cubelet.NodeID, show(free), show(c.room)))
 	}
 	if _, err := os.Stat(c.images.Path(e.ArtifactID)); err != nil {
 		return nil, false, fault.New(fault.ArtifactNotFound, "artifact %s on host %s", e.ArtifactID, c.cfg.Cubelet.NodeID)
 	}
 	if e.Network, err = c.nets.Reserve(e.ID); err != nil {
-		return nil, false, fault.Wrap(fault.HostFull, err, "network of sandbox %s", e.ID)
+		return nil, false, c.fullLocked(fault.Wrap(fault.HostFull, err, "network of sandbox %s", e.ID))
 	}
 	s = c.newInstance(e)
 	s.waiting = 1
 	c.live[e.ID] = s
+	c.countLocked()
 	c.metrics.running.Set(float64(len(c.live)))
 	return s, true, nil
 }
+
+// fullLocked adds what the host holds to a refusal for lack of room: whoever
+// asked need not ask again to know.
+func (c *Cubelet) fullLocked(err error) error { return serve.WithTruth(err, c.truthLocked()) }
 
 // same reports whether two requests ask for the same sandbox.
 func same(a, b entry) bool {

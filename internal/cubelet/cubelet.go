@@ -74,7 +74,6 @@ type Cubelet struct {
 	nets    *network.Pool
 	journal journal
 	images  *images.Store
-	room    host.Resources // allocatable
 	metrics metrics
 
 	base context.Context // ends with Run; bounds what no call waits for
@@ -84,6 +83,8 @@ type Cubelet struct {
 
 	mu      sync.Mutex
 	live    map[string]*instance
+	room    host.Resources // allocatable
+	count   counter
 	closing bool
 }
 
@@ -111,6 +112,9 @@ func Open(ctx context.Context, d Deps) (*Cubelet, error) {
 		return nil, err
 	}
 	var err error
+	if c.count, err = openCounter(filepath.Join(dir, "revision")); err != nil {
+		return nil, err
+	}
 	if c.driver, err = runsc.Open(d.Config.Cubelet.Runsc, filepath.Join(c.run, "runsc")); err != nil {
 		return nil, fault.Wrap(fault.ToolMissing, err, "cubelet.runsc")
 	}
@@ -250,6 +254,7 @@ func (c *Cubelet) tend(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
+			c.reserveRevisions()
 			for _, s := range c.all() {
 				c.trim(ctx, s)
 				c.mu.Lock()

@@ -115,8 +115,11 @@ func (c *Cubelet) release(ctx context.Context, s *instance) error {
 		return err
 	}
 	c.mu.Lock()
-	s.charged = false
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if s.charged {
+		s.charged = false
+		c.countLocked()
+	}
 	return nil
 }
 

@@ -60,3 +60,19 @@ func (g Guest) Read(ctx context.Context, path string) error {
 	}
 	return body.Close()
 }
+
+// OpenRevisions returns where the count in a file goes on.
+func OpenRevisions(path string) (int64, error) {
+	k, err := openCounter(path)
+	return k.next, err
+}
+
+// Revision is the count of the host.
+func (c *Cubelet) Revision() int64 { return c.truth().GetRevision() }
+
+// SpendRevisions leaves the host those that only ends may have.
+func (c *Cubelet) SpendRevisions() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count.next = c.count.limit - revisionSpare + 1
+}

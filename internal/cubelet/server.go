@@ -90,13 +90,13 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 	if err != nil {
 		return nil, serve.GRPCError(err)
 	}
-	return &hostpb.CreateSandboxResponse{Sandbox: s.c.show(i)}, nil
+	return &hostpb.CreateSandboxResponse{Sandbox: s.c.show(i), Truth: s.c.truth()}, nil
 }
 
 // DeleteSandbox ends a sandbox. Absent is success.
 func (s *Server) DeleteSandbox(ctx context.Context, r *hostpb.DeleteSandboxRequest) (*hostpb.DeleteSandboxResponse, error) {
 	existed, err := s.c.Delete(ctx, r.GetSandboxId(), r.GetReason())
-	return &hostpb.DeleteSandboxResponse{Existed: existed}, serve.GRPCError(err)
+	return &hostpb.DeleteSandboxResponse{Existed: existed, Truth: s.c.truth()}, serve.GRPCError(err)
 }
 
 // GetSandbox tells what the host knows of one sandbox.
@@ -131,11 +131,14 @@ func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
 	for name, took := range s.steps {
 		steps[name] = took.Microseconds()
 	}
-	r := s.entry.Resources
 	return &hostpb.Sandbox{
 		SandboxId: s.entry.ID, TemplateId: s.entry.TemplateID, ArtifactId: s.entry.ArtifactID, State: wireStates[s.state], Ip: s.entry.Network.IP, Reason: s.reason, StepUs: steps,
-		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots}, CreatedAt: timestamppb.New(s.entry.CreatedAt),
+		Resources: wireResources(s.entry.Resources), CreatedAt: timestamppb.New(s.entry.CreatedAt),
 	}
+}
+
+func wireResources(r host.Resources) *hostpb.Resources {
+	return &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots}
 }
 
 // ReadFile streams one file out of a sandbox.

@@ -5,13 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/http"
-	"slices"
+	"sync"
 	"time"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -19,7 +15,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
-	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 )
@@ -27,12 +22,7 @@ import (
 const (
 	hostCall = 15 * time.Second
 
-	// runtimeTries is how many hosts a sandbox that does not start is tried on:
-	// the image may be the cause, and then every host would be asked in vain.
-	runtimeTries = 2
-
-	// The delay between attempts grows by a random factor of 1 to 1.8
-	// (spec/scheduling 6.3).
+	// How long it is waited between two looks at what somebody else makes.
 	firstDelay = 5 * time.Millisecond
 	maxDelay   = time.Second
 )
@@ -44,16 +34,16 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	var s sandbox.Sandbox
 	var made *hostpb.Sandbox
 	var f host.Facts
+	var who tenant
 	if err == nil {
-		s, f, made, err = m.create(r.Context(), req)
+		who, err = tenantOf(r, &req)
 	}
-	outcome := "success"
-	if err != nil {
-		outcome = fault.Of(err).Name
+	if err == nil {
+		s, f, made, err = m.create(r.Context(), who, req)
 	}
-	m.metrics.create.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
+	m.createEnded(began, err)
 	if err != nil {
-		serve.WriteError(w, r, err)
+		refuseCreate(w, r, err)
 		return
 	}
 	ext := map[string]string{"cube-e2e": fmt.Sprintf("%.1f", time.Since(began).Seconds()*1000)}
@@ -66,14 +56,40 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
+func (m *Master) createEnded(began time.Time, err error) {
+	outcome := "success"
+	if err != nil {
+		outcome = fault.Of(err).Name
+	}
+	m.metrics.create.WithLabelValues(outcome).Observe(time.Since(began).Seconds())
+}
+
+// refuseCreate tells why there is no sandbox; of one that found no host, also
+// what kept which hosts out.
+func refuseCreate(w http.ResponseWriter, r *http.Request, err error) {
+	var u *unplaced
+	if errors.As(err, &u) {
+		serve.WriteErrorWith(w, r, err, u.show())
+		return
+	}
+	serve.WriteError(w, r, err)
+}
+
 // create is the whole transaction: row, choice, host, row. Whatever fails
 // after a host was called is undone by an outbox message, whether or not the
 // caller is still there.
-func (m *Master) create(whole context.Context, req cubeapi.SandboxCreateRequest) (sandbox.Sandbox, host.Facts, *hostpb.Sandbox, error) {
+func (m *Master) create(whole context.Context, who tenant, req cubeapi.SandboxCreateRequest) (sandbox.Sandbox, host.Facts, *hostpb.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(whole, m.cfg.Master.CreateTimeout)
 	defer cancel()
+	leave, err := m.enter(ctx, who.name, kindOf(req))
+	if err != nil {
+		return sandbox.Sandbox{}, host.Facts{}, nil, inTime(ctx, m.cfg.Master.CreateTimeout, err)
+	}
+	leave = sync.OnceFunc(leave)
+	defer leave()
 	p, err := m.begin(ctx, req)
 	if err == nil && p.again {
+		leave() // it only waits: another makes it
 		// Who makes it may have a program with a time of its own. One that has ended is
 		// swept: this is but a bound.
 		limit := m.cfg.Master.CreateTimeout + sandbox.MaxProbeTime
@@ -105,28 +121,35 @@ func (m *Master) create(whole context.Context, req cubeapi.SandboxCreateRequest)
 		if err := m.step("master.create.after_host"); err != nil {
 			return p.row, f, nil, err
 		}
-		p.row.IP = made.GetIp()
-		err = m.move(ctx, &p.row, sandbox.OnStarted)
+		p.row.IP = made.GetSandbox().GetIp()
+		err = m.started(ctx, &p.row)
 	}
 	if err != nil {
-		m.abandon(ctx, p.row, err)
+		m.abandon(ctx, p, err)
 		return p.row, f, nil, inTime(ctx, limit, err)
 	}
-	m.fleet.ledger.Confirm(p.row.ID, p.row.ChangedAt)
-	return p.row, f, made, nil
+	m.fleet.took(p.row.ID, f.ID, p.row.ChangedAt, made.GetTruth())
+	return p.row, f, made.GetSandbox(), nil
 }
 
-// keepMaking shows that a sandbox is being made until the returned function is
+// keepMaking shows that sandboxes are being made until the returned function is
 // called: a row that nobody touches is one whose master has ended. Most creates
 // are over before the first time.
-func (m *Master) keepMaking(ctx context.Context, id sandbox.ID) (stop func()) {
+func (m *Master) keepMaking(ctx context.Context, ids ...sandbox.ID) (stop func()) {
 	// A create whose time is up still has to write how it ended.
 	return every(context.WithoutCancel(ctx), m.pace.createBeat, func(ctx context.Context) {
 		bounded, cancel := context.WithTimeout(ctx, m.pace.createQuiet)
 		defer cancel()
-		err := m.db.Update(bounded, func(tx *store.Tx) error { return sandboxdb.TouchSandbox(bounded, tx, id) })
+		err := m.db.Update(bounded, func(tx *store.Tx) error {
+			for _, id := range ids {
+				if err := sandboxdb.TouchSandbox(bounded, tx, id); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 		if err != nil && ctx.Err() == nil {
-			m.log.WarnContext(ctx, "sandbox not touched", slog.String("sandbox_id", string(id)), slog.String("error", err.Error()))
+			m.log.WarnContext(ctx, "sandbox not touched", slog.String("sandbox_id", string(ids[0])), slog.String("error", err.Error()))
 		}
 	})
 }
@@ -139,158 +162,20 @@ func inTime(ctx context.Context, limit time.Duration, err error) error {
 	return err
 }
 
-// attempts is what one create has tried so far.
-type attempts struct {
-	full    int // hosts that had no room after all
-	runtime int // hosts on which it did not start
-	last    error
-}
-
-// place chooses hosts until one makes the sandbox, none is left, or time is up.
-func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Sandbox, error) {
-	r := scheduler.Request{Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, InstanceType: p.kind(), Resources: p.row.Resources, Seed: rand.Uint64()}
-	for _, s := range p.req.Scope {
-		r.Scope = append(r.Scope, host.ID(s))
-	}
-	var tried attempts
-	for delay := firstDelay; ; delay = min(maxDelay, time.Duration(float64(delay)*(1+0.8*rand.Float64()))) {
-		f, err := m.choose(ctx, r)
-		if err != nil {
-			return host.Facts{}, nil, tried.explain(err)
-		}
-		p.row.HostID = f.ID
-		if err := m.move(ctx, &p.row, sandbox.OnCharged); err != nil {
-			return f, nil, err
-		}
-		if err := m.step("master.create.after_charge"); err != nil {
-			return f, nil, err
-		}
-		made, err := m.callCreate(ctx, p, f)
-		if err == nil {
-			return f, made, nil
-		}
-		if ctx.Err() != nil || !tried.elsewhere(err) {
-			return f, nil, err
-		}
-		m.log.InfoContext(ctx, "sandbox placed anew", slog.String("sandbox_id", string(p.row.ID)), slog.String("host_id", string(f.ID)), slog.String("error", err.Error()))
-		// The host may have it after all: whatever it made is removed.
-		if err := m.bounce(ctx, p, f.ID); err != nil {
-			return f, nil, err
-		}
-		r.Exclude = append(r.Exclude, f.ID)
-		select {
-		case <-ctx.Done():
-			return f, nil, errors.Join(ctx.Err(), err)
-		case <-time.After(delay):
-		}
-	}
-}
-
-// elsewhere notes why a host did not make it and reports whether another host
-// may. Room and transport are a matter of the host, and are tried until time is
-// up; a runtime that fails may be a matter of the image; the rest is a matter
-// of the request, which every host would refuse.
-func (a *attempts) elsewhere(err error) bool {
-	a.last = err
-	is := func(codes ...*fault.Code) bool {
-		return slices.ContainsFunc(codes, func(c *fault.Code) bool { return errors.Is(err, c) })
-	}
-	switch {
-	case is(fault.HostFull, fault.DiskFull):
-		a.full++
-		return true
-	case is(fault.HostUnreachable, fault.ArtifactNotFound, fault.TokenRejected, fault.DataDir):
-		return true
-	case is(fault.RuntimeFailed, fault.GuestUnreachable):
-		a.runtime++
-		return a.runtime < runtimeTries
-	}
-	return false
-}
-
-// explain words a choice that found no host after others were tried: hosts
-// that said that they are full are no missing hosts.
-func (a *attempts) explain(err error) error {
-	switch {
-	case a.last == nil:
-		return err
-	case a.full > 0 && errors.Is(err, fault.NoHost):
-		return fault.Wrap(fault.NoCapacity, a.last, "%d hosts had no room after all; %s", a.full, err)
-	}
-	return errors.Join(err, a.last)
-}
-
-func (m *Master) choose(ctx context.Context, r scheduler.Request) (host.Facts, error) {
-	v, now, err := m.fleet.now(ctx)
-	if err != nil {
-		return host.Facts{}, err
-	}
-	began := time.Now()
-	d, err := m.rules.Load().placer.Choose(v, m.fleet.ledger, r, now)
-	m.metrics.decision.Observe(time.Since(began).Seconds())
-	for _, o := range d.Out {
-		m.metrics.refused.WithLabelValues(o.Plugin).Add(float64(o.Hosts))
-	}
-	f, _ := v.Host(d.Host)
-	return f, err
-}
-
-func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb.Sandbox, error) {
-	client, err := m.hosts.to(f)
-	if err != nil {
-		return nil, err
-	}
-	bounded, cancel := context.WithTimeout(ctx, m.onOneHost(p))
-	defer cancel()
-	answer, err := client.CreateSandbox(bounded, p.order())
-	switch {
-	case err == nil:
-		return answer.GetSandbox(), nil
-	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the host's clock may be the first to say so
-		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.onOneHost(p))
-	}
-	return nil, hostFault(ctx, err, f.ID)
-}
-
-// onOneHost is how long one host may take: it may not use up the time in which
-// another could make the sandbox.
-func (m *Master) onOneHost(p *plan) time.Duration {
-	return m.cfg.Master.CreateTimeout*2/3 + p.probe.Limit()
-}
-
-// bounce takes a sandbox back from a host: the row is free for another, and
-// the host is told to remove what it may have made.
-func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
-	m.fleet.ledger.Release(p.row.ID)
-	row := p.row
-	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		row = p.row
-		row.HostID = ""
-		if row, err = sandboxdb.MoveSandbox(ctx, tx, row, sandbox.OnBounced); err != nil {
-			return err
-		}
-		return enqueueDelete(ctx, tx, removal{row.ID, from, "bounced", false}, 0)
-	})
-	if err != nil {
-		return changed(err, p.row.ID)
-	}
-	p.row = row
-	m.deliverSoon(topicSandboxDelete)
-	return nil
-}
-
-// move changes a sandbox's state in a transaction of its own. Somebody who was
-// faster has deleted it.
-func (m *Master) move(ctx context.Context, s *sandbox.Sandbox, on sandbox.Event) error {
+// started notes that a sandbox runs. Somebody who was faster has deleted it.
+func (m *Master) started(ctx context.Context, s *sandbox.Sandbox) error {
 	var next sandbox.Sandbox
 	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		next, err = sandboxdb.MoveSandbox(ctx, tx, *s, on)
-		return err
+		if next, err = sandboxdb.MoveSandbox(ctx, tx, *s, sandbox.OnStarted); err != nil {
+			return err
+		}
+		return m.routeChanged(ctx, tx, s.ID)
 	})
 	if err != nil {
 		return changed(err, s.ID)
 	}
 	*s = next
+	m.deliverSoon(topicRoute)
 	return nil
 }
 
@@ -305,7 +190,8 @@ func changed(err error, id sandbox.ID) error {
 // caller may have gone, and nothing may be left of it. A host that was called
 // is told in every case, also when a delete was faster: that delete may have
 // reached the host before the create did.
-func (m *Master) abandon(ctx context.Context, s sandbox.Sandbox, why error) {
+func (m *Master) abandon(ctx context.Context, p *plan, why error) {
+	s := p.row
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostCall)
 	defer cancel()
 	m.fleet.ledger.Release(s.ID)
@@ -320,7 +206,12 @@ func (m *Master) abandon(ctx context.Context, s sandbox.Sandbox, why error) {
 			}
 			return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
 		}
-		_, err = endIn(ctx, tx, s.ID, reasonFailed+why.Error(), 0)
+		if p.missed != nil {
+			if err := m.remember(ctx, tx, *p.missed); err != nil {
+				return err
+			}
+		}
+		_, err = m.endIn(ctx, tx, s.ID, reasonFailed+why.Error(), 0)
 		return err
 	})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
@@ -38,6 +39,7 @@ func (m *Master) Quicken() {
 		failedKept:     time.Hour,
 		spread:         100 * time.Millisecond,
 		step:           2 * time.Second,
+		routes:         50 * time.Millisecond,
 		repair:         time.Hour, // see Repair
 		scan:           time.Millisecond,
 		repairFirst:    20 * time.Millisecond,
@@ -118,9 +120,13 @@ func HostFault(ctx context.Context, err error, id host.ID) error { return hostFa
 // ElsewhereUntil returns how many times in a row err sends a create to another
 // host, at most limit.
 func ElsewhereUntil(err *fault.Code, limit int) int {
-	var a attempts
+	r, bad := newRules(config.Default().Master)
+	if bad != nil {
+		panic(bad)
+	}
+	t := attempts{rules: r}
 	for n := range limit {
-		if !a.elsewhere(err) {
+		if v := t.after(context.Background(), err); !v.Again || v.SameHost {
 			return n
 		}
 	}

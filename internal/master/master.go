@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
+	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/progress"
@@ -57,6 +58,7 @@ type Master struct {
 	metrics metrics
 	board   Board // nil: only the rows tell
 	redis   io.Closer
+	routing *routing // nil: nobody is told where sandboxes are
 	pace    pace
 	topics  []*topic
 	kick    chan struct{} // makes the sweep look now
@@ -70,6 +72,7 @@ type Master struct {
 	credentials map[template.JobID]credentials // of builds that no builder has begun
 	inHand      map[template.JobID]bool        // jobs that this process resumes now
 	collected   time.Time                      // when it was last looked for what nobody needs
+	rerouted    time.Time                      // when all routes were last looked at
 	resuming    chan struct{}                  // as many as may be resumed at once
 	moving      chan struct{}                  // as many whose bytes may be moved at once
 	agents      chan struct{}                  // as many agents as may be read at once
@@ -101,6 +104,7 @@ type pace struct {
 	failedKept     time.Duration // failed jobs without a template, and messages that were given up
 	spread         time.Duration // a host waits so long for others to have an artifact
 	step           time.Duration // of a sweep
+	routes         time.Duration // between two looks whether all routes are right
 	repair         time.Duration // between two rounds of repair
 	scan           time.Duration // between two looks whether the store has all bytes
 	repairFirst    time.Duration // a host that failed is tried again after so long, then ever later
@@ -136,6 +140,7 @@ func defaultPace(c config.Master) pace {
 		failedKept:     7 * 24 * time.Hour,
 		spread:         30 * time.Second,
 		step:           time.Minute,
+		routes:         time.Minute,
 		repair:         15 * time.Second,
 		scan:           10 * time.Minute,
 		repairFirst:    30 * time.Second,
@@ -158,6 +163,8 @@ type metrics struct {
 	decision prometheus.Histogram
 	refused  *prometheus.CounterVec
 	outbox   *prometheus.GaugeVec
+	retries  *prometheus.CounterVec
+	blind    prometheus.Counter
 }
 
 // New returns a master. It does no I/O.
@@ -186,12 +193,18 @@ func New(d Deps) (*Master, error) {
 			decision: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "paddock_scheduler_decision_seconds", Help: "Duration of one decision.", Buckets: prometheus.ExponentialBuckets(0.000005, 4, 10)}),
 			refused:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_scheduler_dropped_total", Help: "Hosts dropped, by plugin."}, []string{"plugin"}),
 			outbox:   prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "paddock_outbox_messages", Help: "Messages that wait, and those that were given up, at the last sweep of this master."}, []string{"state"}),
+			retries:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_create_retries_total", Help: "Attempts of creates that failed on a host, by class of failure and whether it was tried again."}, []string{"class", "verdict"}),
+			blind:    prometheus.NewCounter(prometheus.CounterOpts{Name: "paddock_scheduler_blind_decisions_total", Help: "Decisions by what hosts last said, because too many fell silent at once."}),
 		},
 	}
 	if m.board == nil && d.Config.Redis.Addr != "" {
 		r := progress.NewRedis(d.Config.Redis)
 		m.board, m.redis = r, r
 	}
+	if d.Config.Redis.Addr != "" {
+		m.routing = newRouting(d.Config.Redis)
+	}
+	m.fleet.left = func(id host.ID) { m.rules.Load().breakers.Forget(id) }
 	m.rules.Store(r)
 	m.base, m.stop = context.WithCancel(context.Background())
 	m.topics = []*topic{
@@ -199,7 +212,10 @@ func New(d Deps) (*Master, error) {
 		newTopic(topicSandboxDelete, 8, m.compensate),
 		newTopic(topicArtifactDelete, 2, m.deleteBytes),
 	}
-	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused, m.metrics.outbox)
+	if m.routing != nil {
+		m.topics = append(m.topics, newTopic(topicRoute, 4, m.route))
+	}
+	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused, m.metrics.outbox, m.metrics.retries, m.metrics.blind, m.gauges())
 	m.handler, err = m.routes(d.Metrics)
 	return m, err
 }
@@ -223,10 +239,14 @@ func (m *Master) Run(ctx context.Context) error {
 	m.mu.Unlock()
 	m.stop()
 	m.work.Wait()
+	errs := []error{m.hosts.close()}
 	if m.redis != nil {
-		return errors.Join(m.hosts.close(), m.redis.Close())
+		errs = append(errs, m.redis.Close())
 	}
-	return m.hosts.close()
+	if m.routing != nil {
+		errs = append(errs, m.routing.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // background runs do until it returns or the master ends. It keeps the trace

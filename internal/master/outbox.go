@@ -17,6 +17,7 @@ const (
 	topicBuild          = "build"
 	topicSandboxDelete  = "sandbox_delete"
 	topicArtifactDelete = "artifact_delete"
+	topicRoute          = "route"
 
 	deliverBatch = 16
 )

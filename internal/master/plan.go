@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/id"
 	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
 	"github.com/paddock-dev/paddock/internal/store/templatedb"
@@ -53,6 +55,11 @@ type plan struct {
 	row      sandbox.Sandbox
 	again    bool // the row is that of an earlier request with the same id
 
+	rules       *rules
+	asks        scheduler.Request // of the scheduler, but for the fleet as it is
+	annotations map[string]string // merged
+	missed      *choice           // that found no host
+
 	workingDir, user string
 	probe            *sandbox.Probe // nil: the template has none
 
@@ -75,9 +82,9 @@ func (p *plan) order() *hostpb.CreateSandboxRequest {
 // asked for before. The same id with other content is fault.SubmissionReused.
 func (m *Master) begin(ctx context.Context, req cubeapi.SandboxCreateRequest) (*plan, error) {
 	if err := checkCreate(&req); err != nil {
-		return &plan{}, err
+		return &plan{rules: m.rules.Load()}, err
 	}
-	p := &plan{req: req}
+	p := &plan{req: req, rules: m.rules.Load()}
 	if req.RequestID == "" {
 		return p, m.update(ctx, func(tx *store.Tx) error { return p.store(ctx, tx) })
 	}
@@ -139,6 +146,9 @@ func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
 		return err
 	}
 	if err := p.merge(); err != nil {
+		return err
+	}
+	if p.asks, err = p.request(); err != nil {
 		return err
 	}
 	if t := p.req.Timeout; t != nil && *t != forever {
@@ -293,8 +303,12 @@ func (p *plan) merge() error {
 	}
 	p.command = slices.Concat(run.entrypoint, run.args)
 	maps.Copy(p.envs, p.req.Envs)
-	for _, port := range t.ExposedPorts {
-		p.ports = append(p.ports, int32(port)) //nolint:gosec // checked at submit: 1 to 65535
+	p.annotations = p.req.Annotations
+	if t.Overrides != nil {
+		p.annotations = annotations(p.req.Annotations, t.Overrides.Annotations)
+	}
+	if p.ports, err = portsFor(t, p.annotations); err != nil {
+		return err
 	}
 	p.egress, p.resolver, p.openFiles = egress(t.Network, p.req.Network), resolver(t.Overrides, p.req.Containers), openFiles(t.Overrides, p.req.Containers)
 	res, err := resources(t.Overrides, asked, p.writable)
@@ -324,12 +338,12 @@ func resources(o *cubeapi.ContainerOverride, asked *cubeapi.Quantity, disk int64
 		var err error
 		if q.CPU != "" {
 			if res.MilliCPU, err = sandbox.MilliCPU(q.CPU); err != nil {
-				return res, err
+				return res, fmt.Errorf("containers[0].resources.cpu: %w", err)
 			}
 		}
 		if q.Mem != "" {
 			if res.MemBytes, err = sandbox.Bytes(q.Mem, "Mi"); err != nil {
-				return res, err
+				return res, fmt.Errorf("containers[0].resources.mem: %w", err)
 			}
 		}
 	}

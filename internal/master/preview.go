@@ -1,6 +1,7 @@
 package master
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -35,7 +36,7 @@ func (m *Master) servePreview(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Master) preview(ctx context.Context, req cubeapi.SandboxCreateRequest) (a cubeapi.PreviewAnswer, err error) {
-	p := plan{req: req}
+	p := plan{req: req, rules: m.rules.Load()}
 	if err := checkCreate(&p.req); err != nil {
 		return a, err
 	}
@@ -46,7 +47,11 @@ func (m *Master) preview(ctx context.Context, req cubeapi.SandboxCreateRequest) 
 		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
 			return err
 		}
-		return p.merge()
+		if err := p.merge(); err != nil {
+			return err
+		}
+		_, err = p.request() // what a create would refuse
+		return err
 	})
 	if err != nil {
 		return a, err
@@ -57,25 +62,14 @@ func (m *Master) preview(ctx context.Context, req cubeapi.SandboxCreateRequest) 
 	if err != nil {
 		return a, fault.Wrap(fault.Bug, err, "preview")
 	}
-	merged, err := p.merged()
-	return cubeapi.PreviewAnswer{APIRequest: &req, MergedRequest: merged, CubeletRequest: host}, err
+	return cubeapi.PreviewAnswer{APIRequest: &req, MergedRequest: p.merged(), CubeletRequest: host}, nil
 }
 
 // merged is the request with its template laid under it.
-func (p *plan) merged() (*cubeapi.SandboxCreateRequest, error) {
-	t, err := keptOf(p.template.Request)
-	if err != nil {
-		return nil, err
-	}
+func (p *plan) merged() *cubeapi.SandboxCreateRequest {
 	r := p.req
 	r.TemplateID, r.InstanceType, r.Labels, r.Envs = string(p.template.ID), p.kind(), p.row.Metadata, nil
-	r.Annotations = maps.Clone(r.Annotations)
-	if t.Overrides != nil && len(t.Overrides.Annotations) > 0 {
-		if r.Annotations == nil {
-			r.Annotations = map[string]string{}
-		}
-		maps.Copy(r.Annotations, t.Overrides.Annotations)
-	}
+	r.Annotations = p.annotations
 	c := cubeapi.Container{
 		Command: p.command, WorkingDir: p.workingDir,
 		Resources: &cubeapi.Quantity{CPU: fmt.Sprintf("%dm", p.row.Resources.MilliCPU), Mem: fmt.Sprintf("%dB", p.row.Resources.MemBytes)},
@@ -89,13 +83,14 @@ func (p *plan) merged() (*cubeapi.SandboxCreateRequest, error) {
 	if p.openFiles != 0 {
 		c.RLimit = &cubeapi.RLimit{NoFile: p.openFiles}
 	}
+	c.Name = "cubebox_0"
 	for _, given := range p.req.Containers {
-		c.Name = given.Name
+		c.Name = cmp.Or(given.Name, c.Name)
 	}
 	r.Containers = []cubeapi.Container{c}
 	r.Network = nil
 	if e := p.egress; e != nil {
 		r.Network = &cubeapi.NetworkConfig{AllowInternetAccess: &e.Internet, AllowOut: e.GetAllow(), DenyOut: e.GetDeny()}
 	}
-	return &r, nil
+	return &r
 }

@@ -36,7 +36,7 @@ func (m *Master) removeHost(ctx context.Context, id host.ID) error {
 			return err
 		}
 		for _, s := range ended {
-			if err := lose(ctx, tx, s); err != nil {
+			if err := m.lose(ctx, tx, s); err != nil {
 				return err
 			}
 		}
@@ -56,18 +56,21 @@ func (m *Master) removeHost(ctx context.Context, id host.ID) error {
 	}
 	m.fleet.changed()
 	m.log.WarnContext(ctx, "host removed", slog.String("host_id", string(id)), slog.Int("sandboxes", len(ended)))
+	m.deliverSoon(topicRoute)
 	m.sweepNow() // what waited for it can go on
 	return nil
 }
 
 // lose ends a sandbox whose host is gone for good.
-func lose(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (err error) {
+func (m *Master) lose(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (err error) {
 	if s.State != sandbox.Terminating {
 		s.Reason = "lost: its host was removed"
 		if s, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnEndAsked); err != nil {
 			return err
 		}
 	}
-	_, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone)
-	return err
+	if _, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone); err != nil {
+		return err
+	}
+	return m.routeChanged(ctx, tx, s.ID)
 }

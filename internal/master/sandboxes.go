@@ -47,23 +47,32 @@ func enqueueDelete(ctx context.Context, tx *store.Tx, r removal, after time.Dura
 // proof. A sandbox that was never sent to a host is gone at once.
 func (m *Master) end(ctx context.Context, id sandbox.ID, reason string, after time.Duration) (s sandbox.Sandbox, err error) {
 	err = m.update(ctx, func(tx *store.Tx) (err error) {
-		s, err = endIn(ctx, tx, id, reason, after)
+		s, err = m.endIn(ctx, tx, id, reason, after)
 		return err
 	})
+	if err == nil {
+		m.deliverSoon(topicRoute)
+	}
 	if err == nil && after == 0 {
 		m.deliverSoon(topicSandboxDelete)
 	}
 	return s, err
 }
 
-func endIn(ctx context.Context, tx *store.Tx, id sandbox.ID, reason string, after time.Duration) (sandbox.Sandbox, error) {
+func (m *Master) endIn(ctx context.Context, tx *store.Tx, id sandbox.ID, reason string, after time.Duration) (sandbox.Sandbox, error) {
 	s, err := sandboxdb.GetSandbox(ctx, tx, id)
 	if err != nil || s.State == sandbox.Terminated || s.State == sandbox.Terminating {
 		return s, err
 	}
 	s.Reason = reason
+	ran := s.State != sandbox.Allocating && s.State != sandbox.Starting
 	if s, err = sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnEndAsked); err != nil {
 		return s, err
+	}
+	if ran {
+		if err := m.routeChanged(ctx, tx, id); err != nil {
+			return s, err
+		}
 	}
 	if s.HostID == "" {
 		return sandboxdb.MoveSandbox(ctx, tx, s, sandbox.OnGone)
@@ -111,7 +120,8 @@ func (m *Master) removeFrom(ctx context.Context, id sandbox.ID, h host.ID, reaso
 	}
 	bounded, cancel := context.WithTimeout(ctx, hostCall)
 	defer cancel()
-	_, err = client.DeleteSandbox(bounded, &hostpb.DeleteSandboxRequest{SandboxId: string(id), Reason: reason})
+	answer, err := client.DeleteSandbox(bounded, &hostpb.DeleteSandboxRequest{SandboxId: string(id), Reason: reason})
+	m.fleet.learned(h, answer.GetTruth())
 	return hostFault(ctx, err, h)
 }
 

@@ -38,7 +38,7 @@ func (m *Master) sweep(ctx context.Context, seen sightings) {
 		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired),
 		m.alone(gcLock, m.sweepGC), m.alone("paddock_master_deletes", m.sweepDeletes),
 		m.alone("paddock_master_hosts", func(ctx context.Context) error { return m.compareHosts(ctx, seen) }),
-		m.alone("paddock_master_forget", m.forgetOld), m.expireCharges)
+		m.alone("paddock_master_forget", m.forgetOld), m.alone("paddock_master_routes", m.sweepRoutes), m.expireCharges)
 	if err != nil && ctx.Err() == nil {
 		m.log.WarnContext(ctx, "sweep", slog.String("error", err.Error()))
 	}
@@ -171,7 +171,7 @@ func (m *Master) endLost(ctx context.Context, id sandbox.ID) error {
 		}
 		lost = (s.State == sandbox.Allocating || s.State == sandbox.Starting) && s.ChangedAt.Before(tx.Now.Add(-m.pace.createQuiet))
 		if lost {
-			_, err = endIn(ctx, tx, id, reasonLost, 0)
+			_, err = m.endIn(ctx, tx, id, reasonLost, 0)
 		}
 		return err
 	})

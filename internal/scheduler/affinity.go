@@ -266,6 +266,11 @@ func NewAffinityPolicy(c AffinityConfig) (*AffinityPolicy, error) {
 	return p, nil
 }
 
+// Knows reports whether requests may select by a label.
+func (p *AffinityPolicy) Knows(key string) bool {
+	return slices.Contains(builtInLabels, key) || slices.Contains(p.conf.AllowedKeys, key)
+}
+
 // Affinity returns where a request of that type, size and annotations must be.
 // It is nil if that is everywhere.
 func (p *AffinityPolicy) Affinity(kind string, size host.Resources, annotations map[string]string) (*Affinity, error) {

@@ -190,6 +190,19 @@ func (b *Breakers) State(id host.ID, now time.Time) BreakerState {
 	return h.state
 }
 
+// States returns how many hosts are in each state at now, of those of which
+// anything is known.
+func (b *Breakers) States(now time.Time) map[BreakerState]int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n := map[BreakerState]int{}
+	for _, h := range b.hosts {
+		b.wait(h, now)
+		n[h.state]++
+	}
+	return n
+}
+
 // Forget drops what is known of a host that left.
 func (b *Breakers) Forget(id host.ID) {
 	b.mu.Lock()

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -17,6 +18,7 @@ const (
 	RetryTransport RetryClass = "transport" // the host did not answer
 	RetryReuse     RetryClass = "reuse"     // the same host may do it next time
 	RetryLoop      RetryClass = "loop"      // another host may
+	RetryRuntime   RetryClass = "runtime"   // another host may, unless the image is the cause
 	RetryNone      RetryClass = "none"      // the answer stands
 )
 
@@ -25,12 +27,14 @@ type RetryConfig struct {
 	Exclude []int `yaml:"exclude_loop_retry_code"`
 	Reuse   []int `yaml:"reuse_retry_code"`
 	Loop    []int `yaml:"loop_retry_code"`
+	Runtime []int `yaml:"runtime_retry_code"`
 	Circuit []int `yaml:"circuit_break_code"`
 	Backoff []int `yaml:"backoff_retry_code"`
 
 	MaxRetries     int           `yaml:"max_retries"`           // of class reuse
 	LoopMaxRetries int           `yaml:"loop_max_retries"`      // of class loop
 	MaxTransport   int           `yaml:"transport_max_retries"` // of class transport
+	MaxRuntime     int           `yaml:"runtime_max_retries"`   // of class runtime
 	FirstDelay     time.Duration `yaml:"backoff_retry_delay"`
 	MaxDelay       time.Duration `yaml:"max_delay"`
 
@@ -43,7 +47,7 @@ type RetryConfig struct {
 // DefaultRetryConfig is spec/scheduling 6.2 and 6.3, with a bound on what had
 // none.
 func DefaultRetryConfig() RetryConfig {
-	return RetryConfig{MaxRetries: 5, LoopMaxRetries: 100, MaxTransport: 10, FirstDelay: 5 * time.Millisecond, MaxDelay: time.Second, Share: 0.1, Burst: 1000}
+	return RetryConfig{MaxRetries: 5, LoopMaxRetries: 100, MaxTransport: 10, MaxRuntime: 1, FirstDelay: 5 * time.Millisecond, MaxDelay: time.Second, Share: 0.1, Burst: 1000}
 }
 
 // The built-in members, as ret codes.
@@ -51,14 +55,19 @@ var (
 	excludeCodes = []int{130499}
 	reuseCodes   = []int{130524, 130525, 130457}
 	loopCodes    = []int{130592, 130480, 130513, 130567, 130527, 130524, 130525, 130457}
+	runtimeCodes = []int{130508, 130539}
 	circuitCodes = []int{130567, 130527, 130596, 130595}
 	backoffCodes = []int{130480, 130513}
+
+	// hostCodes are of class loop too: the host lacks the artifact, has a broken
+	// data directory, or refuses the token that the others take.
+	hostCodes = []int{130498, 130545, 130401}
 )
 
 // RetryPolicy is a checked RetryConfig. It is immutable.
 type RetryPolicy struct {
-	conf                                   RetryConfig
-	exclude, reuse, loop, circuit, backoff map[int]bool
+	conf                                            RetryConfig
+	exclude, reuse, loop, runtime, circuit, backoff map[int]bool
 }
 
 // NewRetryPolicy checks c. Every fault is reported with its key and
@@ -81,13 +90,13 @@ func NewRetryPolicy(c RetryConfig) (*RetryPolicy, error) {
 	}
 	p := &RetryPolicy{
 		conf: c, exclude: codes("exclude_loop_retry_code", excludeCodes, c.Exclude), reuse: codes("reuse_retry_code", reuseCodes, c.Reuse),
-		loop: codes("loop_retry_code", loopCodes, c.Loop), circuit: codes("circuit_break_code", circuitCodes, c.Circuit), backoff: codes("backoff_retry_code", backoffCodes, c.Backoff),
+		loop: codes("loop_retry_code", slices.Concat(loopCodes, hostCodes), c.Loop), runtime: codes("runtime_retry_code", runtimeCodes, c.Runtime), circuit: codes("circuit_break_code", circuitCodes, c.Circuit), backoff: codes("backoff_retry_code", backoffCodes, c.Backoff),
 	}
 	for _, n := range []struct {
 		key  string
 		n    int
 		most int
-	}{{"max_retries", c.MaxRetries, 1000}, {"loop_max_retries", c.LoopMaxRetries, 1000}, {"transport_max_retries", c.MaxTransport, 1000}, {"retry_burst", c.Burst, 1e9}} {
+	}{{"max_retries", c.MaxRetries, 1000}, {"loop_max_retries", c.LoopMaxRetries, 1000}, {"transport_max_retries", c.MaxTransport, 1000}, {"runtime_max_retries", c.MaxRuntime, 1000}, {"retry_burst", c.Burst, 1e9}} {
 		if n.n < 0 || n.n > n.most {
 			bad("%s %d: must be within 0 and %d", n.key, n.n, n.most)
 		}
@@ -116,6 +125,8 @@ func (p *RetryPolicy) Class(code int, transport bool) RetryClass {
 		return RetryReuse
 	case p.loop[code]:
 		return RetryLoop
+	case p.runtime[code]:
+		return RetryRuntime
 	}
 	return RetryNone
 }
@@ -125,8 +136,8 @@ func (p *RetryPolicy) Breaks(code int) bool { return p.circuit[code] }
 
 // Retries is what one request has used up. The zero value has used nothing.
 type Retries struct {
-	Reuse, Loop, Transport int
-	delay                  time.Duration
+	Reuse, Loop, Transport, Runtime int
+	delay                           time.Duration
 }
 
 // Verdict is what to do after a failed attempt.
@@ -155,6 +166,8 @@ func (p *RetryPolicy) After(r *Retries, code int, transport bool, u float64, lef
 		used, most = &r.Loop, p.conf.LoopMaxRetries
 	case RetryTransport:
 		used, most = &r.Transport, p.conf.MaxTransport
+	case RetryRuntime:
+		used, most = &r.Runtime, p.conf.MaxRuntime
 	case RetryExclude, RetryNone:
 		v.Reason = "nothing would be different"
 		return v

@@ -45,6 +45,9 @@ func TestClassesOfCodes(t *testing.T) {
 		{130527, false, scheduler.RetryLoop, true},
 		{130513, false, scheduler.RetryExclude, false}, // exclude wins over what is built in
 		{130599, false, scheduler.RetryLoop, false},
+		{130498, false, scheduler.RetryLoop, false},
+		{130508, false, scheduler.RetryRuntime, false},
+		{130539, false, scheduler.RetryRuntime, false},
 		{-1, false, scheduler.RetryLoop, false},
 		{130400, false, scheduler.RetryNone, false},
 		{200, false, scheduler.RetryNone, false},
@@ -76,6 +79,9 @@ func TestEveryClassHasItsOwnBudget(t *testing.T) {
 	// Loop is used up, and the others are not.
 	if same, other, last := count(&r, 130595, true); same != 0 || other != 10 || !strings.Contains(last.Reason, "class transport") {
 		t.Errorf("transport: %d, %d, %+v", same, other, last)
+	}
+	if same, other, last := count(&r, 130508, false); same != 0 || other != 1 || !strings.Contains(last.Reason, "class runtime") {
+		t.Errorf("runtime: %d, %d, %+v", same, other, last)
 	}
 	if v := p.After(&scheduler.Retries{}, 130400, false, 0, hour, nil); v.Again || v.Reason == "" {
 		t.Errorf("an answer that stands: %+v", v)

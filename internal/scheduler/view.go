@@ -348,6 +348,19 @@ func (v *View) Host(id host.ID) (host.Facts, bool) {
 	return *v.at(n), true
 }
 
+// IDs returns who is in the view, in no order.
+func (v *View) IDs() []host.ID {
+	ids := make([]host.ID, 0, v.Len())
+	for _, p := range v.pages {
+		for _, h := range p.facts {
+			if h != nil {
+				ids = append(ids, h.ID)
+			}
+		}
+	}
+	return ids
+}
+
 func (v *View) at(n int32) *host.Facts { return v.pages[n/lanes].facts[n%lanes] }
 
 // BuiltAt returns the moment that the view shows.

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/hostpb"
@@ -122,9 +123,11 @@ func GRPCError(err error) error {
 		return err
 	}
 	d := fault.DetailOf(err)
-	s, failed := status.New(codes.Code(fault.Of(err).Class.GRPC), d.Message).WithDetails(&hostpb.ErrorDetail{
-		Code: d.Code, Message: d.Message, Cause: d.Cause, Remedy: d.Remedy, Retryable: d.Retryable,
-	})
+	details := []protoadapt.MessageV1{&hostpb.ErrorDetail{Code: d.Code, Message: d.Message, Cause: d.Cause, Remedy: d.Remedy, Retryable: d.Retryable}}
+	if t := TruthOf(err); t != nil {
+		details = append(details, t)
+	}
+	s, failed := status.New(codes.Code(fault.Of(err).Class.GRPC), d.Message).WithDetails(details...)
 	if failed != nil {
 		return status.Error(codes.Internal, d.Message)
 	}
@@ -140,10 +143,18 @@ func FromGRPC(err error) error {
 	if err == nil || !ok {
 		return err
 	}
+	var said error
+	var truth *hostpb.HostTruth
 	for _, d := range s.Details() {
-		if d, ok := d.(*hostpb.ErrorDetail); ok {
-			return fault.Parse(fault.Detail{Code: d.GetCode(), Message: d.GetMessage(), Cause: d.GetCause(), Remedy: d.GetRemedy(), Retryable: d.GetRetryable()}, httpStatus(s.Code()))
+		switch d := d.(type) {
+		case *hostpb.ErrorDetail:
+			said = fault.Parse(fault.Detail{Code: d.GetCode(), Message: d.GetMessage(), Cause: d.GetCause(), Remedy: d.GetRemedy(), Retryable: d.GetRetryable()}, httpStatus(s.Code()))
+		case *hostpb.HostTruth:
+			truth = d
 		}
+	}
+	if said != nil {
+		return WithTruth(said, truth)
 	}
 	cause := errors.New(s.Code().String() + ": " + s.Message())
 	switch s.Code() {
@@ -157,6 +168,33 @@ func FromGRPC(err error) error {
 		return fault.Wrap(fault.TokenRejected, cause, "call of a peer")
 	}
 	return fault.Wrap(fault.Bug, cause, "call of a peer")
+}
+
+// truthful is a refusal that tells what the host holds.
+type truthful struct {
+	error
+	truth *hostpb.HostTruth
+}
+
+func (t *truthful) Unwrap() error { return t.error }
+
+// WithTruth adds to err what the host holds that refused. It crosses gRPC with
+// it.
+func WithTruth(err error, t *hostpb.HostTruth) error {
+	if err == nil || t == nil {
+		return err
+	}
+	return &truthful{err, t}
+}
+
+// TruthOf returns what the host holds that refused with err; nil: it did not
+// say.
+func TruthOf(err error) *hostpb.HostTruth {
+	var t *truthful
+	if errors.As(err, &t) {
+		return t.truth
+	}
+	return nil
 }
 
 // httpStatus is the HTTP status of the class that c stands for. A code that

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/hostpb"
@@ -225,5 +226,21 @@ func TestEveryCodeSurvivesAStatus(t *testing.T) {
 	err = FromGRPC(GRPCError(fault.Wrap(fault.BuildFailed, status.Error(codes.NotFound, "inner"), "build")))
 	if fault.Of(err) != fault.BuildFailed {
 		t.Errorf("the cause took over: %v", err)
+	}
+}
+
+func TestATruthCrossesWithItsRefusal(t *testing.T) {
+	truth := &hostpb.HostTruth{Revision: 7, Sandboxes: 3, Allocated: &hostpb.Resources{MilliCpu: 500}}
+	sent := WithTruth(fault.Wrap(fault.HostFull, errors.New("why"), "sandbox i1"), truth)
+	err := FromGRPC(GRPCError(sent))
+	if got := TruthOf(err); !proto.Equal(got, truth) || fault.Of(err) != fault.HostFull || err.Error() != sent.Error() {
+		t.Errorf("%v with %v", err, got)
+	}
+	// A master that passes it on says as much.
+	if err = fault.Wrap(fault.NoCapacity, err, "sandbox i1"); TruthOf(FromGRPC(GRPCError(err))).GetRevision() != 7 {
+		t.Errorf("passed on: %v", err)
+	}
+	if plain := fault.New(fault.HostFull, "x"); WithTruth(plain, nil) != plain || TruthOf(plain) != nil || TruthOf(nil) != nil || WithTruth(nil, truth) != nil { //nolint:errorlint // it must be itself
+		t.Error("there is no truth")
 	}
 }

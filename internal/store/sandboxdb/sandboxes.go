@@ -9,6 +9,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -122,6 +124,44 @@ func ListSandboxes(ctx context.Context, tx *store.Tx, f Filter) ([]sandbox.Sandb
 	}
 	return store.Collect(ctx, tx, scanSandbox, `SELECT `+sandboxColumns+` FROM sandbox WHERE `+strings.Join(where, " AND ")+` ORDER BY `+order+` LIMIT ?`, append(args, f.Limit)...)
 }
+
+// CountByHost returns how many sandboxes with all of these labels each host has,
+// or is about to have.
+func CountByHost(ctx context.Context, tx *store.Tx, labels map[string]string) (map[host.ID]int, error) {
+	where, args := "", []any{}
+	for _, s := range holding {
+		args = append(args, string(s))
+	}
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		// As it stands in the column: a quote inside of a text is escaped there, so
+		// that nothing else reads like this.
+		one, err := json.Marshal(map[string]string{k: labels[k]})
+		if err != nil {
+			return nil, err
+		}
+		where, args = where+" AND INSTR(metadata, ?) > 0", append(args, one[1:len(one)-1])
+	}
+	type counted struct {
+		id host.ID
+		n  int
+	}
+	list, err := store.Collect(ctx, tx, func(r store.Scanner) (c counted, err error) {
+		var id []byte
+		err = r.Scan(&id, &c.n)
+		c.id = host.ID(id)
+		return c, err
+	}, `SELECT host_id, COUNT(*) FROM sandbox WHERE state IN (?`+strings.Repeat(", ?", len(holding)-1)+`)`+where+` GROUP BY host_id`, args...)
+	byHost := map[host.ID]int{}
+	for _, c := range list {
+		if c.id != "" {
+			byHost[c.id] = c.n
+		}
+	}
+	return byHost, err
+}
+
+// holding are the states in which a sandbox takes something of its host.
+var holding = []sandbox.State{sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused}
 
 // MoveSandbox is the only statement that changes a sandbox's state. It writes
 // host, address and reason too.
