@@ -47,8 +47,11 @@ func (r *HostRegisterRequest) UnmarshalJSON(b []byte) error {
 		to   *int64
 		from int64
 	}{
-		{&r.Capacity.MemBytes, mib(other.Capacity.MemoryMB)}, {&r.Allocatable.MemBytes, mib(other.Allocatable.MemoryMB)},
-		{&r.Allocatable.MilliCPU, other.QuotaCPU}, {&r.Allocatable.MemBytes, mib(other.QuotaMemMB)}, {&r.Allocatable.Slots, other.MaxMvmNum},
+		{&r.Capacity.MemBytes, mib(other.Capacity.MemoryMB)},
+		{&r.Allocatable.MemBytes, mib(other.Allocatable.MemoryMB)},
+		{&r.Allocatable.MilliCPU, other.QuotaCPU},
+		{&r.Allocatable.MemBytes, mib(other.QuotaMemMB)},
+		{&r.Allocatable.Slots, other.MaxMvmNum},
 	} {
 		if *f.to == 0 {
 			*f.to = f.from

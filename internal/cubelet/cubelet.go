@@ -81,15 +81,15 @@ type Cubelet struct {
 	work sync.WaitGroup // every goroutine of ours
 	news chan struct{}  // wakes the report
 
-	mu      sync.Mutex
-	live    map[string]*instance
-	own     host.Resources // what it lets sandboxes have by itself
-	quota   host.Quota     // what an operator wants instead
-	room    host.Resources // allocatable: what is to be
-	count   counter
+	mu    sync.Mutex
+	live  map[string]*instance
+	own   host.Resources // what it lets sandboxes have by itself
+	quota host.Quota     // what an operator wants instead
+	room  host.Resources // allocatable: what is to be
+	count counter
 	// createLimit is how many creates may be under way; 0: any number.
 	createLimit int64
-	closing bool
+	closing     bool
 }
 
 // Open takes the host over: it adopts the sandboxes that an earlier process

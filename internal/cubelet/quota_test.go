@@ -170,4 +170,3 @@ func TestHostReportsMeasures(t *testing.T) {
 	})
 	stop()
 }
-

@@ -64,8 +64,25 @@ func TestLabels(t *testing.T) {
 		}
 	}
 	for _, c := range [][2]string{
-		{"", "x"}, {"/x", "x"}, {"x/", "y"}, {"a/b/c", "x"}, {"-x", "x"}, {"x-", "x"}, {"a b", "x"}, {"Example.com/x", "x"}, {"a_b/x", "x"}, {"a..b/x", "x"}, {long, "x"},
-		{strings.Repeat("a.", 127) + "a/x", "x"}, {"x", "-"}, {"x", "a b"}, {"x", "a,b"}, {"x", long}, {"x", "\x00"}, {"ä", "x"}, {"x", "ä"},
+		{"", "x"},
+		{"/x", "x"},
+		{"x/", "y"},
+		{"a/b/c", "x"},
+		{"-x", "x"},
+		{"x-", "x"},
+		{"a b", "x"},
+		{"Example.com/x", "x"},
+		{"a_b/x", "x"},
+		{"a..b/x", "x"},
+		{long, "x"},
+		{strings.Repeat("a.", 127) + "a/x", "x"},
+		{"x", "-"},
+		{"x", "a b"},
+		{"x", "a,b"},
+		{"x", long},
+		{"x", "\x00"},
+		{"ä", "x"},
+		{"x", "ä"},
 	} {
 		if err := host.CheckLabel(c[0], c[1]); fault.Of(err) != fault.InvalidInput {
 			t.Errorf("%q=%q: %v", c[0], c[1], err)
