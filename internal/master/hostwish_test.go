@@ -240,6 +240,7 @@ func TestAnEmptyHostIsRemoved(t *testing.T) {
 		must(t, err)
 		refused(t, r.api.RemoveHost(t.Context(), name, false), fault.StateConflict)
 		must(t, r.api.DeleteSandbox(t.Context(), id))
+		eventually(t, "the host says so", func() bool { return r.hostNow(h).Sandboxes == 0 })
 		_, err = r.api.CordonHost(t.Context(), name, false)
 		must(t, err)
 		err = r.api.RemoveHost(t.Context(), name, false)
