@@ -273,7 +273,7 @@ func (r *rig) drop(ctx context.Context, h *benchHost) error {
 	h.end()
 	delete(r.hosts, h.name)
 	err := until(ctx, "the end of host "+h.name, func() (bool, error) {
-		err := r.api.RemoveHost(ctx, h.name)
+		err := r.api.RemoveHost(ctx, h.name, true)
 		return err == nil, ignoreConflict(err) // it was heard of a moment ago
 	})
 	return errors.Join(err, os.RemoveAll(h.dir))

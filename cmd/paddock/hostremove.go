@@ -9,13 +9,16 @@ import (
 )
 
 func (a *app) hostRemoveCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "remove HOST...", Aliases: []string{"rm"}, Short: "Forget hosts that will not return",
-		Long: "Forget hosts that will not return. Their sandboxes are lost, and they hold no template any more.\nA host that still reports is refused: stop its cubelet first. One that returns registers by itself, with nothing.",
+	var force bool
+	c := &cobra.Command{
+		Use: "remove HOST...", Aliases: []string{"rm"}, Short: "Take hosts out of the books",
+		Long: "Take hosts out of the books that are cordoned and empty (`paddock host drain`). With --force a host may be neither, but\n" +
+			"it must not report any more: it will not return, its sandboxes are lost, and it holds no template. Stop its cubelet first.\n" +
+			"A cubelet that still runs, or returns, registers by itself, without cordon, labels and quota.",
 		Args: args(1, -1), RunE: func(c *cobra.Command, given []string) error {
 			return a.with(func(api *cubeapi.Client) error {
 				return each(given, func(id string) error {
-					err := api.RemoveHost(c.Context(), id)
+					err := api.RemoveHost(c.Context(), id, force)
 					if err == nil {
 						fmt.Fprintln(a.stderr, "host removed:", id)
 					}
@@ -24,4 +27,6 @@ func (a *app) hostRemoveCommand() *cobra.Command {
 			})
 		},
 	}
+	c.Flags().BoolVar(&force, "force", false, "the host will not return: its sandboxes are lost")
+	return c
 }

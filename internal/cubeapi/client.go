@@ -119,7 +119,19 @@ func (c *HostClient) Register(ctx context.Context, r HostRegisterRequest) error 
 
 // Report tells how the host stands. fault.HostUnknown asks it to register.
 func (c *HostClient) Report(ctx context.Context, id host.ID, r HostStatusRequest) error {
-	return c.call(ctx, http.MethodPost, strings.Replace(PathHostStatus, "{node_id}", url.PathEscape(string(id)), 1), r, nil)
+	_, err := c.Exchange(ctx, id, r)
+	return err
+}
+
+// Exchange is Report, and returns what operators want of the host.
+func (c *HostClient) Exchange(ctx context.Context, id host.ID, r HostStatusRequest) (HostStatusAnswer, error) {
+	var a HostStatusAnswer
+	err := c.call(ctx, http.MethodPost, hostPath(PathHostStatus, string(id)), r, &a)
+	return a, err
+}
+
+func hostPath(path, id string) string {
+	return strings.Replace(path, "{node_id}", url.PathEscape(id), 1)
 }
 
 // CenterClient is how the master speaks to the template centre.

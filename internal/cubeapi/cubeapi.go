@@ -54,6 +54,9 @@ const (
 	PathHostRegister     = "/internal/meta/nodes/register"
 	PathHostStatus       = "/internal/meta/nodes/{node_id}/status"
 	PathHost             = "/internal/meta/nodes/{node_id}"
+	PathHostLabels       = "/internal/meta/nodes/{node_id}/labels"
+	PathHostQuota        = "/internal/meta/nodes/{node_id}/quota"
+	PathHostDrain        = "/internal/meta/nodes/{node_id}/drain"
 	PathHostIsolation    = "/internal/meta/nodes/{node_id}/isolation" // PUT cordons, DELETE ends it
 	PathMasterHealth     = "/notify/health"
 	PathMetrics          = "/metrics"

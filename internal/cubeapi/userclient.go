@@ -272,35 +272,3 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader) (i
 	}
 	return a.WrittenBytes, nil
 }
-
-// Hosts returns all hosts.
-func (c *Client) Hosts(ctx context.Context) ([]Host, error) {
-	var a HostListAnswer
-	err := c.call(ctx, http.MethodGet, PathHosts, nil, &a)
-	return a.Data, err
-}
-
-// RemoveHost takes a host that will not return out of the books: its sandboxes
-// are lost. One that still reports is refused with fault.StateConflict.
-func (c *Client) RemoveHost(ctx context.Context, id string) error {
-	return c.call(ctx, http.MethodDelete, PathHosts+"/"+url.PathEscape(id), nil, nil)
-}
-
-// CordonHost keeps new sandboxes and templates away from a host, or lets them
-// come again. It returns the host as it stands then.
-func (c *Client) CordonHost(ctx context.Context, id string, cordoned bool) (*Host, error) {
-	method := http.MethodPut
-	if !cordoned {
-		method = http.MethodDelete
-	}
-	var a HostAnswer
-	err := c.call(ctx, method, strings.Replace(PathHostIsolation, "{node_id}", url.PathEscape(id), 1), nil, &a)
-	return a.Data, err
-}
-
-// Host returns one host.
-func (c *Client) Host(ctx context.Context, id string) (*Host, error) {
-	var a HostAnswer
-	err := c.call(ctx, http.MethodGet, PathHosts+"/"+url.PathEscape(id), nil, &a)
-	return a.Data, err
-}

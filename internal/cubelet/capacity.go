@@ -19,7 +19,7 @@ const diskReserve = 10
 // capacity returns what the machine has and what sandboxes may be given of it:
 // over-commit is decided here and nowhere else.
 func capacity(dir string, c config.Cubelet) (physical, allocatable host.Resources, err error) {
-	mem, err := totalMemory()
+	mem, err := memory("MemTotal")
 	if err != nil {
 		return physical, allocatable, err
 	}
@@ -38,18 +38,19 @@ func capacity(dir string, c config.Cubelet) (physical, allocatable host.Resource
 	return physical, allocatable, nil
 }
 
-func totalMemory() (int64, error) {
+// memory returns a line of /proc/meminfo, in bytes.
+func memory(name string) (int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
 	for _, line := range strings.Split(string(b), "\n") {
 		var kib int64
-		if _, err := fmt.Sscanf(line, "MemTotal: %d kB", &kib); err == nil {
+		if _, err := fmt.Sscanf(line, name+": %d kB", &kib); err == nil {
 			return kib << 10, nil
 		}
 	}
-	return 0, fmt.Errorf("/proc/meminfo has no MemTotal")
+	return 0, fmt.Errorf("/proc/meminfo has no %s", name)
 }
 
 // cpuLoad measures how busy the machine is between two looks.

@@ -26,7 +26,8 @@ const undoTime = 20 * time.Second
 // runs and its probe, if it has one, passed. The same request again returns what the first one made, another
 // under the same id is fault.Exists. What fails is undone before the answer, or
 // behind it when ctx ends first; a create that nobody waits for is given up.
-// Without room it is fault.HostFull, and carries the host's truth.
+// Without room it is fault.HostFull, with too many creates under way
+// fault.HostBusy; both carry the host's truth.
 func (c *Cubelet) Create(ctx context.Context, e entry) (*instance, error) {
 	for {
 		s, mine, err := c.admit(e)
@@ -81,6 +82,9 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 	}
 	if free := c.room.Sub(c.usedLocked()); !e.Resources.Fits(free) {
 		return nil, false, c.fullLocked(fault.New(fault.HostFull, "sandbox %s asks for %s; host %s has %s free of %s", e.ID, show(e.Resources), c.cfg.Cubelet.NodeID, show(free), show(c.room)))
+	}
+	if limit := c.createLimit; limit > 0 && c.creatingLocked() >= limit {
+		return nil, false, c.fullLocked(fault.New(fault.HostBusy, "sandbox %s: host %s makes %d at once, which is its limit", e.ID, c.cfg.Cubelet.NodeID, limit))
 	}
 	if _, err := os.Stat(c.images.Path(e.ArtifactID)); err != nil {
 		return nil, false, fault.New(fault.ArtifactNotFound, "artifact %s on host %s", e.ArtifactID, c.cfg.Cubelet.NodeID)

@@ -81,11 +81,15 @@ type Cubelet struct {
 	work sync.WaitGroup // every goroutine of ours
 	news chan struct{}  // wakes the report
 
-	mu      sync.Mutex
-	live    map[string]*instance
-	room    host.Resources // allocatable
-	count   counter
-	closing bool
+	mu    sync.Mutex
+	live  map[string]*instance
+	own   host.Resources // what it lets sandboxes have by itself
+	quota host.Quota     // what an operator wants instead
+	room  host.Resources // allocatable: what is to be
+	count counter
+	// createLimit is how many creates may be under way; 0: any number.
+	createLimit int64
+	closing     bool
 }
 
 // Open takes the host over: it adopts the sandboxes that an earlier process
@@ -142,10 +146,10 @@ func (c *Cubelet) openParts(ctx context.Context, tag string) error {
 	if c.cgroups, err = cgroup.Open("paddock-" + tag); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "cgroups")
 	}
-	if _, c.room, err = capacity(c.dir, c.cfg.Cubelet); err != nil {
+	if _, c.own, err = capacity(c.dir, c.cfg.Cubelet); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "capacity of the host")
 	}
-	return nil
+	return c.openQuota()
 }
 
 // Tag names the things of one data directory on a machine with several.

@@ -81,12 +81,7 @@ func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, register
 		if err != nil {
 			return err
 		}
-		l := c.cfg.Cubelet
-		err = client.Register(ctx, cubeapi.HostRegisterRequest{
-			NodeID: l.NodeID, HostIP: l.HostIP, GRPCPort: c.port, InstanceType: l.InstanceType,
-			Capacity: physical, Allocatable: c.room, Version: c.version,
-		})
-		if err != nil {
+		if err = client.Register(ctx, c.registration(physical)); err != nil {
 			return err
 		}
 		*registered = true
@@ -96,11 +91,24 @@ func (c *Cubelet) tell(ctx context.Context, client *cubeapi.HostClient, register
 		return err
 	}
 	status.CPUUtil = load.since()
-	err = client.Report(ctx, host.ID(c.cfg.Cubelet.NodeID), status)
+	answer, err := client.Exchange(ctx, host.ID(c.cfg.Cubelet.NodeID), status)
 	if errors.Is(err, fault.HostUnknown) {
 		*registered = false
 	}
+	if err == nil && answer.Quota != nil {
+		c.follow(ctx, *answer.Quota)
+	}
 	return err
+}
+
+func (c *Cubelet) registration(physical host.Resources) cubeapi.HostRegisterRequest {
+	l := c.cfg.Cubelet
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return cubeapi.HostRegisterRequest{
+		NodeID: l.NodeID, HostIP: l.HostIP, GRPCPort: c.port, InstanceType: l.InstanceType, Zone: l.Zone, ClusterLabel: l.ClusterLabel, Labels: l.HostLabels(),
+		Capacity: physical, Allocatable: c.room, Version: c.version, Revision: c.count.next,
+	}
 }
 
 func (c *Cubelet) status() (cubeapi.HostStatusRequest, error) {
@@ -112,13 +120,16 @@ func (c *Cubelet) status() (cubeapi.HostStatusRequest, error) {
 	if err := unix.Statfs(c.dir, &s); err != nil {
 		return cubeapi.HostStatusRequest{}, err
 	}
-	answer := cubeapi.HostStatusRequest{Ready: true, Artifacts: artifacts}
+	answer := cubeapi.HostStatusRequest{Ready: true, Artifacts: artifacts, HostUsage: c.measure()}
 	if free := int64(s.Bavail) * s.Bsize; free < minFree {
 		answer.Ready, answer.Reason = false, fmt.Sprintf("the disk of %s is full: %d MiB left", c.dir, free>>20)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	answer.Allocated = c.usedLocked()
+	c.countLocked() // of two reports, too, the later one counts higher
+	room := c.room
+	answer.Revision, answer.Allocated, answer.Allocatable, answer.QuotaRevision = c.count.next, c.usedLocked(), &room, c.quota.Revision
+	answer.Creating, answer.CreateLimit, answer.MaxSandboxes = c.creatingLocked(), c.createLimit, room.Slots
 	for _, s := range c.live {
 		if s.charged {
 			answer.Sandboxes++

@@ -10,6 +10,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/cubelet/runtime/runtimetest"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 )
@@ -21,6 +22,8 @@ type books struct {
 	last       cubeapi.HostStatusRequest
 	reports    int
 	known      bool
+	quota      *host.Quota // told with each answer; nil: none is
+	revisions  []int64     // of the reports since the last registration
 	tokens     map[string]bool
 }
 
@@ -32,7 +35,7 @@ func (b *books) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	case cubeapi.PathHostRegister:
 		var m cubeapi.HostRegisterRequest
 		_ = json.NewDecoder(r.Body).Decode(&m)
-		b.registered, b.known = append(b.registered, m), true
+		b.registered, b.known, b.revisions = append(b.registered, m), true, []int64{m.Revision}
 	case "/internal/meta/nodes/host-under-test/status":
 		if !b.known {
 			serve.WriteError(rw, r, fault.New(fault.HostUnknown, "host"))
@@ -41,6 +44,9 @@ func (b *books) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		b.last = cubeapi.HostStatusRequest{}
 		_ = json.NewDecoder(r.Body).Decode(&b.last)
 		b.reports++
+		b.revisions = append(b.revisions, b.last.Revision)
+		serve.WriteJSON(rw, http.StatusOK, cubeapi.HostStatusAnswer{Envelope: cubeapi.OK(""), Quota: b.quota})
+		return
 	default:
 		http.NotFound(rw, r)
 		return
@@ -54,13 +60,17 @@ func (b *books) look(f func()) {
 	f()
 }
 
+// reportingTo makes the cubelet, once it is opened, report to b.
+func (w *world) reportingTo(b *books) *world {
+	master := httptest.NewServer(b)
+	w.t.Cleanup(master.Close)
+	w.cfg.Master.Addr, w.cfg.Auth.HostToken, w.cfg.Cubelet.HeartbeatInterval = master.URL, config.Secret("the host's token"), 50_000_000
+	return w
+}
+
 func TestHostReports(t *testing.T) {
 	b := &books{tokens: map[string]bool{}}
-	master := httptest.NewServer(b)
-	t.Cleanup(master.Close)
-	w := newWorld(t)
-	w.cfg.Master.Addr, w.cfg.Auth.HostToken, w.cfg.Cubelet.HeartbeatInterval = master.URL, config.Secret("the host's token"), 50_000_000
-	w.open()
+	w := newWorld(t).reportingTo(b).open()
 	reported := func(what string, ok func() bool) {
 		t.Helper()
 		runtimetest.Eventually(t, what, func() (is bool) { b.look(func() { is = ok() }); return is })

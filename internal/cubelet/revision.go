@@ -91,14 +91,21 @@ func (c *Cubelet) truth() *hostpb.HostTruth {
 }
 
 func (c *Cubelet) truthLocked() *hostpb.HostTruth {
-	t := &hostpb.HostTruth{Revision: c.count.next, Allocated: wireResources(c.usedLocked()), Allocatable: wireResources(c.room)}
+	t := &hostpb.HostTruth{Revision: c.count.next, Allocated: wireResources(c.usedLocked()), Allocatable: wireResources(c.room), Creating: int32(c.creatingLocked())}
 	for _, s := range c.live {
 		if s.charged {
 			t.Sandboxes++
 		}
-		if s.state == starting {
-			t.Creating++
-		}
 	}
 	return t
+}
+
+// creatingLocked is how many creates are under way.
+func (c *Cubelet) creatingLocked() (n int64) {
+	for _, s := range c.live {
+		if s.state == starting {
+			n++
+		}
+	}
+	return n
 }

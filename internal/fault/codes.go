@@ -92,6 +92,7 @@ var (
 	NoHost           = code("no_host", Unavailable, 130598, "no host is fit to be chosen", "start a cubelet; `paddock host list` shows why each host is out")
 	NoCapacity       = code("no_capacity", Unavailable, 130597, "hosts are up, but none has room", "delete sandboxes, ask for less, or add a host")
 	HostFull         = code("insufficient_capacity", Exhausted, 130480, "the host refused: it has less room than was thought", "try again; the scheduler will choose another host")
+	HostBusy         = code("host_busy", Exhausted, 130513, "the host makes as many sandboxes at once as it may", "try again; raise cubelet.create_concurrency, or the host's quota, if it stays so")
 	QueueFull        = code("queue_full", Exhausted, 130429, "too many creates wait, or this one would wait longer than it may", "try again after the time that the message names, or give it more time")
 	HostUnknown      = code("host_unknown", NotFound, 130404, "no host registered under that id", "start its cubelet; it registers by itself")
 	HostUnreachable  = code("host_unreachable", Unavailable, 130596, "the host's cubelet did not answer", "check the cubelet and the network to it")

@@ -48,6 +48,9 @@ type Registration struct {
 	Capacity     Resources
 	Allocatable  Resources
 	Version      string // of the cubelet
+	// Revision is the host's count when it registered: what it counted lower
+	// is of an earlier life.
+	Revision int64
 }
 
 // Status is what a cubelet says again and again.
@@ -59,6 +62,10 @@ type Status struct {
 	Artifacts []string // artifact ids held whole and verified
 	CPUUtil   float64  // 0..100, of the whole machine
 	Usage     Usage
+	// Room is what the host lets sandboxes have by now; nil: as it registered.
+	Room *Resources
+	// QuotaRevision is that of the quota that the host follows; 0: none.
+	QuotaRevision int64
 }
 
 // Usage is what was measured on a host, beside its accounts.
@@ -85,8 +92,10 @@ type Usage struct {
 type Facts struct {
 	Registration
 	Status
-	Cordoned bool
-	HeardAt  time.Time
+	Cordoned     bool
+	HeardAt      time.Time
+	RegisteredAt time.Time
+	Wish         Wish
 }
 
 // Health is what a host is fit for.

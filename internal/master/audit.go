@@ -31,6 +31,9 @@ const (
 	actHostRemove     = "host.remove"
 	actHostCordon     = "host.cordon"
 	actHostUncordon   = "host.uncordon"
+	actHostDrain      = "host.drain"
+	actHostLabel      = "host.label"
+	actHostQuota      = "host.quota"
 )
 
 type actorKey struct{}

@@ -75,7 +75,7 @@ func TestWhatUsersChangeIsNoted(t *testing.T) {
 		must(t, err)
 		r.silence(hosts[0])
 		hosts[0].away()
-		eventually(t, "the host may be removed", func() bool { return r.api.RemoveHost(t.Context(), string(hosts[0].id)) == nil })
+		eventually(t, "the host may be removed", func() bool { return r.api.RemoveHost(t.Context(), string(hosts[0].id), true) == nil })
 		if got := actions(r.audited(string(hosts[0].id))); got != "host.cordon host.uncordon host.remove" {
 			t.Errorf("of the host: %s", got)
 		}

@@ -46,7 +46,7 @@ func TestADeadHostBlocksNoDelete(t *testing.T) {
 	for name, end := range map[string]func(r *rig, h *fakeHost){
 		"it returns": func(_ *rig, h *fakeHost) { h.back(); h.speak() },
 		"it is removed": func(r *rig, h *fakeHost) {
-			eventually(r.t, "the host may be removed", func() bool { return r.api.RemoveHost(r.t.Context(), string(h.id)) == nil })
+			eventually(r.t, "the host may be removed", func() bool { return r.api.RemoveHost(r.t.Context(), string(h.id), true) == nil })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -263,7 +263,7 @@ func TestDeletesThatWaitHoldUpNone(t *testing.T) {
 	if list, err := r.api.TemplatesBy(t.Context(), cubeapi.TemplateQuery{Status: "DELETING"}); err != nil || len(list) != many {
 		t.Errorf("%d still wait for their host, want %d: %v", len(list), many, err)
 	}
-	must(t, r.api.RemoveHost(t.Context(), string(dead)))
+	must(t, r.api.RemoveHost(t.Context(), string(dead), true))
 	eventually(t, "all go once the host is removed", func() bool {
 		list, err := r.api.Templates(t.Context())
 		return err == nil && len(list) == 0

@@ -108,6 +108,15 @@ var ErrCrash = errors.New("the process ends here")
 // At calls do at each step that the master passes.
 func (m *Master) At(do func(step string) error) { m.step = do }
 
+// Seen returns a host as the scheduler of this master sees it.
+func (m *Master) Seen(ctx context.Context, id host.ID) (f host.Facts, known bool, err error) {
+	v, _, err := m.fleet.now(ctx)
+	if err == nil {
+		f, known = v.Host(id)
+	}
+	return f, known, err
+}
+
 // Charged returns what the ledger holds against a host.
 func (m *Master) Charged(id host.ID) host.Resources { return m.fleet.ledger.Charged(id) }
 

@@ -15,22 +15,58 @@ import (
 )
 
 func (m *Master) serveHostRemove(w http.ResponseWriter, r *http.Request) {
-	m.answer(w, r, "", m.removeHost(r.Context(), host.ID(r.PathValue("node_id"))))
+	force := false
+	var err error
+	if given := r.URL.Query().Get("force"); given != "" {
+		if force, err = strconv.ParseBool(given); err != nil {
+			err = fault.New(fault.InvalidInput, "force %.20q: must be true or false", given)
+		}
+	}
+	if err == nil {
+		err = m.removeHost(r.Context(), host.ID(r.PathValue("node_id")), force)
+	}
+	m.answer(w, r, "", err)
 }
 
-// removeHost takes a host that will not return out of the books. It is the
-// operator's word that nothing runs there any more: its sandboxes are gone, and
-// it holds no template. One that still reports is refused. Should it return
-// after all, it registers anew, and what it still has is removed as in no book.
-func (m *Master) removeHost(ctx context.Context, id host.ID) error {
+// mayGo refuses to take a host out of the books that is of use, or has
+// sandboxes. By force only one that still reports is refused: it is the
+// operator's word that nothing runs there any more.
+func (m *Master) mayGo(ctx context.Context, tx *store.Tx, f host.Facts, force bool) error {
+	silent := host.HealthOf(f, tx.Now, m.cfg.Master.HostStaleAfter) == host.Unknown
+	if force {
+		if !silent {
+			return fault.New(fault.StateConflict, "host %s reports to be there: stop its cubelet, and wait for %s", f.ID, m.cfg.Master.HostStaleAfter)
+		}
+		return nil
+	}
+	left, err := sandboxdb.CountOnHost(ctx, tx, f.ID)
+	if err != nil {
+		return err
+	}
+	if !silent { // what is in no book counts too
+		left = max(left, f.Sandboxes)
+	}
+	switch {
+	case left > 0:
+		return fault.New(fault.StateConflict, "host %s has %d sandboxes: drain it (`paddock host drain`), or use --force if it will not return and they are lost", f.ID, left)
+	case !f.Cordoned:
+		return fault.New(fault.StateConflict, "host %s has 0 sandboxes but may get some: cordon it first (`paddock host cordon`)", f.ID)
+	}
+	return nil
+}
+
+// removeHost takes a host out of the books: its sandboxes are gone, and it holds
+// no template. Should it return after all, it registers anew, and what it still
+// has is removed as in no book.
+func (m *Master) removeHost(ctx context.Context, id host.ID, force bool) error {
 	var ended []sandbox.Sandbox
 	err := m.update(ctx, func(tx *store.Tx) error {
 		f, err := sandboxdb.GetHost(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		if host.HealthOf(f, tx.Now, m.cfg.Master.HostStaleAfter) != host.Unknown {
-			return fault.New(fault.StateConflict, "host %s reports to be there: stop its cubelet, and wait for %s", id, m.cfg.Master.HostStaleAfter)
+		if err := m.mayGo(ctx, tx, f, force); err != nil {
+			return err
 		}
 		if ended, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{HostID: id, States: liveStates, Limit: listLimit}); err != nil {
 			return err
@@ -43,7 +79,7 @@ func (m *Master) removeHost(ctx context.Context, id host.ID) error {
 		if err := templatedb.ForgetHost(ctx, tx, id); err != nil {
 			return err
 		}
-		if err := audit(ctx, tx, actHostRemove, string(id), "sandboxes", strconv.Itoa(len(ended))); err != nil {
+		if err := audit(ctx, tx, actHostRemove, string(id), "sandboxes", strconv.Itoa(len(ended)), "force", strconv.FormatBool(force)); err != nil {
 			return err
 		}
 		return sandboxdb.DeleteHost(ctx, tx, id)

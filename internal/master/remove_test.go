@@ -25,13 +25,13 @@ func TestAHostThatDoesNotReturnIsRemoved(t *testing.T) {
 		must(t, err)
 		d, err := r.api.Template(t.Context(), "base")
 		must(t, err)
-		refused(t, r.api.RemoveHost(t.Context(), "nobody"), fault.HostUnknown)
-		refused(t, r.api.RemoveHost(t.Context(), string(h.id)), fault.StateConflict)
+		refused(t, r.api.RemoveHost(t.Context(), "nobody", true), fault.HostUnknown)
+		refused(t, r.api.RemoveHost(t.Context(), string(h.id), true), fault.StateConflict)
 		r.silence(h)
 		h.away()
 		refused(t, r.api.DeleteSandbox(t.Context(), ending), fault.HostUnreachable)
 		eventually(t, "the host may be removed", func() bool {
-			err := r.api.RemoveHost(t.Context(), string(h.id))
+			err := r.api.RemoveHost(t.Context(), string(h.id), true)
 			if err != nil && fault.Of(err) != fault.StateConflict {
 				t.Fatal(err)
 			}

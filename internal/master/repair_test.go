@@ -159,7 +159,7 @@ func TestATemplateIsWhatItsReplicasMakeOfIt(t *testing.T) {
 	r.template(alias("app"))
 	r.becomes("app", "PARTIALLY_READY")
 	r.silence(b)
-	eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id)) == nil })
+	eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id), true) == nil })
 	if d := r.becomes("app", "READY"); len(d.Replicas) != 1 {
 		t.Errorf("template: %+v", d)
 	}
@@ -192,7 +192,7 @@ func TestARemovedHostHasNoReplica(t *testing.T) {
 				})
 				wait(t, "the repair is at the host", asked)
 				r.silence(b)
-				eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id)) == nil })
+				eventually(t, "the host is removed", func() bool { return r.api.RemoveHost(t.Context(), string(b.id), true) == nil })
 				close(gate)
 				wait(t, "the host has answered", told)
 				_, err := r.db.WithLock(t.Context(), "paddock_master_repair", time.Minute, func(context.Context) error { return nil }) // its round is over

@@ -79,11 +79,15 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathHosts, Tag: hosts, Summary: "All hosts.", Out: js(cubeapi.HostListAnswer{}), Security: byUser}, h(m.serveHosts), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathHost, Tag: hosts, Summary: "One host.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveHost), false},
-		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHost, Tag: hosts, Summary: "Takes a host that will not return out of the books.", Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveHostRemove), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHost, Tag: hosts, Summary: "Takes a host out of the books that is cordoned and empty, or by force one that will not return.", Params: []openapi.Param{{Name: "force", What: "true: it may be neither, but must not report any more", Type: "boolean"}}, Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveHostRemove), false},
 		{openapi.Operation{Method: "PUT", Path: cubeapi.PathHostIsolation, Tag: hosts, Summary: "Keeps new work away from a host.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveCordon(true)), false},
-		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHostIsolation, Tag: hosts, Summary: "Lets a host have new work again.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveCordon(false)), false},
+		{openapi.Operation{Method: "DELETE", Path: cubeapi.PathHostIsolation, Tag: hosts, Summary: "Lets a host have new work again; ends a drain.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveCordon(false)), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathHostLabels, Tag: hosts, Summary: "Changes the labels that operators give a host.", In: js(cubeapi.HostLabelsRequest{}), Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveHostLabels), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathHostQuota, Tag: hosts, Summary: "Replaces the quota of a host, if nobody was faster.", In: js(cubeapi.HostQuotaRequest{}), Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveHostQuota), false},
+		{openapi.Operation{Method: "PUT", Path: cubeapi.PathHostDrain, Tag: hosts, Summary: "Wants a host to be empty; cordons it.", In: openapi.Body{Value: cubeapi.HostDrainRequest{}, Optional: true}, Out: js(cubeapi.HostDrainAnswer{}), Security: byUser}, h(m.serveHostDrain), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathHostDrain, Tag: hosts, Summary: "How far the drain of a host is.", Out: js(cubeapi.HostDrainAnswer{}), Security: byUser}, h(m.serveDrainState), false},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostRegister, Tag: hosts, Summary: "A cubelet's first word.", In: js(cubeapi.HostRegisterRequest{}), Out: js(cubeapi.Envelope{}), Security: byHost}, h(m.serveRegister), false},
-		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostStatus, Tag: hosts, Summary: "A cubelet's report.", In: js(cubeapi.HostStatusRequest{}), Out: js(cubeapi.Envelope{}), Security: byHost}, h(m.serveStatus), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostStatus, Tag: hosts, Summary: "A cubelet's report.", In: js(cubeapi.HostStatusRequest{}), Out: js(cubeapi.HostStatusAnswer{}), Security: byHost}, h(m.serveStatus), false},
 
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathAudit, Tag: "audit", Summary: "What users changed, newest first.", Params: []openapi.Param{q("subject", "only of this template, alias or host"), limit, cursor}, Out: js(cubeapi.AuditAnswer{}), Security: byUser}, h(m.serveAudit), false},
 

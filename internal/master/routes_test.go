@@ -37,6 +37,7 @@ var contract = []string{
 	"GET /cube/template/{template_id}/receipt apiKey",
 	"GET /internal/meta/nodes apiKey",
 	"GET /internal/meta/nodes/{node_id} apiKey",
+	"GET /internal/meta/nodes/{node_id}/drain apiKey",
 	"GET /metrics open",
 	"GET /notify/health open",
 	"GET /openapi.yaml open",
@@ -56,7 +57,10 @@ var contract = []string{
 	"POST /internal/template/jobs/{job_id}/status jobToken",
 	"PUT /cube/sandbox/files apiKey",
 	"PUT /cube/template/{template_id}/alias apiKey",
+	"PUT /internal/meta/nodes/{node_id}/drain apiKey",
 	"PUT /internal/meta/nodes/{node_id}/isolation apiKey",
+	"PUT /internal/meta/nodes/{node_id}/labels apiKey",
+	"PUT /internal/meta/nodes/{node_id}/quota apiKey",
 }
 
 func TestTheRoutesAreTheContract(t *testing.T) {

@@ -35,7 +35,7 @@ func (m *Master) sweepLoop(ctx context.Context) {
 func (m *Master) sweep(ctx context.Context, seen sightings) {
 	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt,
 		m.alone("cubemaster_templatecenter_image_job_reconcile_v1", m.sweepStalled), m.alone("paddock_master_moves", m.sweepMoves),
-		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired),
+		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired), m.alone("paddock_master_drains", m.sweepDrains),
 		m.alone(gcLock, m.sweepGC), m.alone("paddock_master_deletes", m.sweepDeletes),
 		m.alone("paddock_master_hosts", func(ctx context.Context) error { return m.compareHosts(ctx, seen) }),
 		m.alone("paddock_master_forget", m.forgetOld), m.alone("paddock_master_routes", m.sweepRoutes), m.expireCharges)

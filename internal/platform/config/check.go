@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/paddock-dev/paddock/internal/host"
 )
 
 var (
@@ -167,12 +169,40 @@ func (c *Config) checkCubelet(k *checker) {
 	}
 	k.within("cubelet.cpu_overcommit", l.CPUOvercommit, 1, 20)
 	k.within("cubelet.mem_overcommit", l.MemOvercommit, 1, 3)
+	k.between("cubelet.create_concurrency", l.CreateConcurrency, 0, 10_000)
+	l.checkLabels(k)
 	k.between("cubelet.max_sandboxes", l.MaxSandboxes, 1, 10_000)
 	k.positive("cubelet.start_timeout", l.StartTimeout)
 	k.oneOf("cubelet.on_stop", l.OnStop, "keep", "kill")
 	if k.positive("cubelet.heartbeat_interval", l.HeartbeatInterval) && c.Master.HostStaleAfter > 0 {
 		k.require(l.HeartbeatInterval*2 < c.Master.HostStaleAfter, "cubelet.heartbeat_interval", short(l.HeartbeatInterval), "must be under half of master.host_stale_after, which is "+short(c.Master.HostStaleAfter))
 	}
+}
+
+func (l *Cubelet) checkLabels(k *checker) {
+	seen := map[string]bool{}
+	for _, text := range l.Labels {
+		key, value, found := strings.Cut(text, "=")
+		err := host.CheckLabel(key, value)
+		k.require(found && err == nil && !seen[key] && !host.ReservedLabel(key), "cubelet.labels", text, "must be key=value as Kubernetes has labels, each key once, and none of kubernetes.io/ or paddock.dev/")
+		seen[key] = true
+	}
+	k.require(len(l.Labels) <= host.MaxLabels, "cubelet.labels", len(l.Labels), fmt.Sprintf("must be at most %d", host.MaxLabels))
+	k.require(host.CheckLabelValue("zone", l.Zone) == nil, "cubelet.zone", l.Zone, "must be a label's value: at most 63 letters, digits, '-', '_' and '.'")
+	k.require(host.CheckLabelValue("cluster_label", l.ClusterLabel) == nil, "cubelet.cluster_label", l.ClusterLabel, "must be a label's value: at most 63 letters, digits, '-', '_' and '.'")
+}
+
+// HostLabels returns the labels that the host gives itself.
+func (l *Cubelet) HostLabels() map[string]string {
+	if len(l.Labels) == 0 {
+		return nil
+	}
+	m := make(map[string]string, len(l.Labels))
+	for _, text := range l.Labels {
+		key, value, _ := strings.Cut(text, "=")
+		m[key] = value
+	}
+	return m
 }
 
 // checker collects faults.

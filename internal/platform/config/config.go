@@ -152,10 +152,14 @@ type Cubelet struct {
 	NodeID            string        `yaml:"node_id" env:"PADDOCK_NODE_ID" doc:"name of this host; empty: its host name"`
 	HostIP            string        `yaml:"host_ip" env:"PADDOCK_HOST_IP" doc:"address at which the master reaches this host"`
 	InstanceType      string        `yaml:"instance_type" env:"PADDOCK_INSTANCE_TYPE" doc:"kind of sandboxes that this host serves"`
+	Labels            []string      `yaml:"labels" env:"PADDOCK_HOST_LABELS" doc:"key=value, for selectors of sandboxes; those that an operator sets at the master stand over them"`
+	Zone              string        `yaml:"zone" env:"PADDOCK_ZONE" doc:"where this host is, for selectors and topology spread"`
+	ClusterLabel      string        `yaml:"cluster_label" env:"PADDOCK_CLUSTER_LABEL" doc:"group of hosts that this one belongs to, for affinity"`
 	Runsc             string        `yaml:"runsc" env:"PADDOCK_RUNSC" doc:"the gVisor runtime; empty: runsc beside this program"`
 	Subnet            string        `yaml:"subnet" env:"PADDOCK_SANDBOX_SUBNET" doc:"addresses of sandboxes, a /16 to /24 that the host does not use"`
 	CPUOvercommit     float64       `yaml:"cpu_overcommit" env:"PADDOCK_CPU_OVERCOMMIT" doc:"allocatable CPU over physical CPU"`
 	MemOvercommit     float64       `yaml:"mem_overcommit" env:"PADDOCK_MEM_OVERCOMMIT" doc:"allocatable memory over physical memory"`
+	CreateConcurrency int           `yaml:"create_concurrency" env:"PADDOCK_CREATE_CONCURRENCY" doc:"creates at once on this host; one more is refused and made elsewhere; 0: no limit"`
 	MaxSandboxes      int           `yaml:"max_sandboxes" env:"PADDOCK_MAX_SANDBOXES" doc:"sandboxes at once"`
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" env:"PADDOCK_HEARTBEAT_INTERVAL" doc:"pause between two status reports"`
 	StartTimeout      time.Duration `yaml:"start_timeout" env:"PADDOCK_START_TIMEOUT" doc:"bound on a sandbox's start until its guest answers"`

@@ -73,6 +73,7 @@ func Default() Config {
 			Subnet:            "10.231.0.0/16",
 			CPUOvercommit:     2,
 			MemOvercommit:     1.25,
+			CreateConcurrency: 100,
 			MaxSandboxes:      256,
 			HeartbeatInterval: 2 * time.Second,
 			StartTimeout:      30 * time.Second,

@@ -317,9 +317,6 @@ func hostsAreHeard(t *testing.T, fresh Fresh) {
 		if err := sandboxdb.HeardHost(ctx, tx, "h1", status); !errors.Is(err, fault.HostUnknown) {
 			t.Errorf("a report of a host that never registered: got %v", err)
 		}
-		if err := sandboxdb.SetCordon(ctx, tx, "h1", true); !errors.Is(err, fault.HostUnknown) {
-			t.Errorf("a cordon of a host that never registered: got %v", err)
-		}
 		return sandboxdb.PutHost(ctx, tx, r)
 	})
 	view(t, s, func(ctx context.Context, tx *store.Tx) error {
@@ -330,7 +327,7 @@ func hostsAreHeard(t *testing.T, fresh Fresh) {
 		return err
 	})
 	update(t, s, func(ctx context.Context, tx *store.Tx) error {
-		return errors.Join(sandboxdb.SetCordon(ctx, tx, "h1", true), sandboxdb.HeardHost(ctx, tx, "h1", status), sandboxdb.PutHost(ctx, tx, host.Registration{ID: "h0"}), sandboxdb.PutHost(ctx, tx, r))
+		return errors.Join(sandboxdb.PutWish(ctx, tx, host.Facts{Registration: r, Cordoned: true}), sandboxdb.HeardHost(ctx, tx, "h1", status), sandboxdb.PutHost(ctx, tx, host.Registration{ID: "h0"}), sandboxdb.PutHost(ctx, tx, r))
 	})
 	view(t, s, func(ctx context.Context, tx *store.Tx) error {
 		all, err := sandboxdb.ListHosts(ctx, tx)
