@@ -162,4 +162,3 @@ func listOf(r host.Resources) corev1.ResourceList {
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(r.DiskBytes, resource.BinarySI),
 	}
 }
-
