@@ -87,17 +87,9 @@ func (r *rig) close() error {
 
 // round creates n sandboxes, deletes them, and commits as many single rows.
 func (r *rig) round(ctx context.Context, clients, n int) (s samples, err error) {
-	// What the database does for reports, sweeps and views is not of creates.
-	idle, err := r.counted(ctx)
+	idle, err := r.quiet(ctx)
 	if err != nil {
 		return s, err
-	}
-	if idle.known {
-		select {
-		case <-ctx.Done():
-			return s, ctx.Err()
-		case <-time.After(2 * time.Second):
-		}
 	}
 	before, err := r.counted(ctx)
 	if err != nil {
@@ -141,6 +133,36 @@ func (r *rig) round(ctx context.Context, clients, n int) (s samples, err error) 
 	rate, s.commit, err = together(ctx, clients, n, func(ctx context.Context, _ int) error { return r.commit(ctx) })
 	s.commitRate = []float64{rate}
 	return s, err
+}
+
+// quiet waits until nothing is left to do of an earlier round, and for as long
+// as it takes to see what the database does without creates: for reports,
+// sweeps and views.
+func (r *rig) quiet(ctx context.Context) (idle count, err error) {
+	for waiting := int64(1); waiting > 0; {
+		if err := pause(ctx, 100*time.Millisecond); err != nil {
+			return idle, err
+		}
+		if err := r.db.View(ctx, func(tx *store.Tx) (err error) {
+			waiting, _, err = tx.OutboxLen(ctx)
+			return err
+		}); err != nil {
+			return idle, err
+		}
+	}
+	if idle, err = r.counted(ctx); err != nil || !idle.known {
+		return idle, err
+	}
+	return idle, pause(ctx, 3*time.Second)
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 func (r *rig) next() string { return fmt.Sprintf("bench-%d", r.names.Add(1)) }
