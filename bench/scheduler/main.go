@@ -8,7 +8,6 @@ package main
 import (
 	"flag"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"runtime"
 	"slices"
@@ -17,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/bench"
+	"github.com/paddock-dev/paddock/bench/fleet"
 	"github.com/paddock-dev/paddock/internal/host"
-	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/scheduler/sim"
 )
@@ -55,7 +54,7 @@ func measure(n int, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	regret, err := sampled(10_000, n)
+	far, err := regret(10_000, n)
 	if err != nil {
 		return err
 	}
@@ -63,7 +62,7 @@ func measure(n int, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	return bench.Print(os.Stdout, asJSON, append(figures, change, regret, run)...)
+	return bench.Print(os.Stdout, asJSON, append(append(figures, change, run), far...)...)
 }
 
 // spent is the time that this thread has worked.
@@ -75,67 +74,15 @@ func spent() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-var begin = time.Unix(1_800_000_000, 0)
-
-// fleet draws hosts in use: two types, three zones, fifty artifacts of which
-// each host holds most, and what hosts measure.
-func fleet(size int) []host.Facts {
-	rng := rand.New(rand.NewPCG(1, uint64(size))) //nolint:gosec // the same in every run
-	hosts := make([]host.Facts, size)
-	has := host.Resources{MilliCPU: 64_000, MemBytes: 128 << 30, DiskBytes: 2 << 40, Slots: 256}
-	for i := range hosts {
-		used := rng.Float64() * 0.95
-		part := func(n int64) int64 { return int64(float64(n) * used * (0.9 + rng.Float64()/10)) }
-		h := host.Facts{
-			Registration: host.Registration{ID: host.ID(fmt.Sprintf("host-%05d", i)), InstanceType: "cubebox", Zone: fmt.Sprint("zone-", i%3), Capacity: has, Allocatable: has},
-			Status:       host.Status{Ready: i%50 != 0, Allocated: host.Resources{MilliCPU: part(has.MilliCPU), MemBytes: part(has.MemBytes), DiskBytes: part(has.DiskBytes), Slots: part(has.Slots)}, CPUUtil: 70 * used},
-			Cordoned:     i%97 == 0, HeardAt: begin,
-		}
-		if i%10 == 0 {
-			h.InstanceType = "large"
-		}
-		h.Sandboxes = int(h.Allocated.Slots)
-		h.Usage = host.Usage{CPULoad: 40 * used, MemUsedBytes: part(has.MemBytes) / 2, DataDisk: 60 * used, StorageDisk: 60 * used, SysDisk: 30, Creating: int64(rng.IntN(20))}
-		for a := range 50 {
-			if rng.IntN(10) > 0 {
-				h.Artifacts = append(h.Artifacts, fmt.Sprint("rfs-", a))
-			}
-		}
-		hosts[i] = h
-	}
-	return hosts
-}
-
-// requests draws n creates.
-func requests(n int) []scheduler.Request {
-	rng := rand.New(rand.NewPCG(2, uint64(n))) //nolint:gosec // the same in every run
-	all := make([]scheduler.Request, n)
-	for i := range all {
-		all[i] = scheduler.Request{
-			Sandbox: sandbox.ID(fmt.Sprintf("i%024x", i)), Template: "tpl-a", InstanceType: "cubebox", Seed: rng.Uint64(),
-			Resources: host.Resources{MilliCPU: 500*(1+rng.Int64N(8)) + int64(i), MemBytes: (1 + rng.Int64N(8)) << 29, DiskBytes: 10 << 30, Slots: 1},
-		}
-		all[i].Artifact = artifacts[rng.IntN(len(artifacts))]
-	}
-	return all
-}
-
 // decisions measures choices that are all different, and those of a few
 // templates, as most are.
 func decisions(size, n int) ([]bench.Figure, error) {
-	reqs := requests(n + n/10)
-	figures, mean, err := choices(size, reqs, "exact_per_s", "p99_us", "choices with their charge on one core, no two alike, every host looked at; by the time of the thread")
+	reqs := fleet.Requests(n + n/10)
+	figures, mean, err := choices(size, reqs, "", "choices with their charge on one core, no two of one size, every host looked at")
 	if err != nil {
 		return nil, err
 	}
-	for i := range reqs {
-		reqs[i].Artifact, reqs[i].Resources = artifacts[i%20], host.Resources{MilliCPU: 1000, MemBytes: 2 << 30, DiskBytes: 10 << 30, Slots: 1}
-	}
-	few, _, err := choices(size, reqs, "few_templates_per_s", "few_templates_p99_us", "the same of 20 templates: what has not changed since the last choice of a template is remembered, to the same end")
-	if err != nil {
-		return nil, err
-	}
-	hosts, rounds := fleet(size), min(100, n)
+	hosts, rounds := fleet.Hosts(size), min(100, n)
 	began, sum := spent(), 0.0
 	for i := range rounds {
 		sum += plain(hosts, &reqs[i])
@@ -144,55 +91,79 @@ func decisions(size, n int) ([]bench.Figure, error) {
 	if sum == 0 {
 		return nil, fmt.Errorf("the plain scheduler chose nothing on %d hosts", size)
 	}
+	fleet.Popular(reqs)
+	few, _, err := choices(size, reqs, "few_templates_", "the same of 20 templates in 4 sizes: what has not changed since the last choice of a template is remembered, to the same end")
+	if err != nil {
+		return nil, err
+	}
 	return append(append(figures, few...), bench.Figure{
 		Name: fmt.Sprintf("scheduler.vs_sort.%d", size), Value: float64(peer) / float64(mean), Unit: "x", N: rounds,
 		Note: fmt.Sprintf("plain filter and sort of the same hosts takes %.0f us, beside the first of these", us(peer)),
 	}), nil
 }
 
-// choices makes n choices of which the last few hundred are held.
-func choices(size int, reqs []scheduler.Request, rate, tail, note string) ([]bench.Figure, time.Duration, error) {
+// reports is how often all hosts report while choices are measured.
+const reports = 8
+
+// choices makes choices on a fleet that lives: hosts take what is placed on
+// them and let it go again, so that a few hundred are held, and report. What
+// it costs to take in the reports is told beside, and not counted.
+func choices(size int, reqs []scheduler.Request, prefix, note string) ([]bench.Figure, time.Duration, error) {
 	n := len(reqs) * 10 / 11
 	s, err := scheduler.New(scheduler.ClusterConfig())
 	if err != nil {
 		return nil, 0, err
 	}
-	v, l := scheduler.NewView(fleet(size), begin), scheduler.NewLedger()
+	l := newLiving(size)
 	var d scheduler.Decision
+	var refresh time.Duration
+	var before, after runtime.MemStats
+	var counted, allocated uint64
 	held := min(2*size, n/20)
 	costs := make([]time.Duration, 0, len(reqs))
-	var before, after runtime.MemStats
 	warm := len(reqs) - n
 	for i := range reqs {
-		if i == warm {
-			runtime.GC()
+		if i%(n/reports) == 0 && i > 0 {
+			refresh += l.report()
+		}
+		counts := i >= warm && i%16 == 0
+		if counts {
 			runtime.ReadMemStats(&before)
 		}
 		began := spent()
-		if err := s.ChooseInto(&d, v, l, &reqs[i], begin); err != nil {
+		if err := s.ChooseInto(&d, l.view, l.books, &reqs[i], l.now); err != nil {
 			return nil, 0, err
 		}
-		if i >= warm {
-			costs = append(costs, spent()-began)
+		if took := spent() - began; i >= warm {
+			costs = append(costs, took)
 		}
+		if counts {
+			runtime.ReadMemStats(&after)
+			counted, allocated = counted+1, allocated+after.Mallocs-before.Mallocs
+		}
+		l.take(&reqs[i], d.Host)
 		if i >= held {
-			l.Release(reqs[i-held].Sandbox)
+			l.drop(&reqs[i-held])
 		}
 	}
-	runtime.ReadMemStats(&after)
 	var total time.Duration
 	for _, c := range costs {
 		total += c
 	}
 	slices.Sort(costs)
 	mean, p50, p99 := total/time.Duration(n), costs[n/2], costs[n*99/100]
-	name := func(what string) string { return fmt.Sprintf("scheduler.%s.%d", what, size) }
-	figures := []bench.Figure{
-		{Name: name(rate), Value: float64(time.Second) / float64(mean), Unit: "/s", N: n, Note: note},
-		{Name: name(tail), Value: us(p99), Unit: "us", N: n, Note: fmt.Sprintf("median %.1f us; %d of %d hosts were fit for the last", us(p50), d.Fit, size)},
+	name := func(of string) string { return fmt.Sprintf("scheduler.%s%s.%d", prefix, of, size) }
+	rate := "per_s"
+	if prefix == "" {
+		rate = "exact_per_s"
 	}
-	if rate == "exact_per_s" {
-		figures = append(figures, bench.Figure{Name: name("allocs"), Value: float64(after.Mallocs-before.Mallocs) / float64(n), Unit: "allocs", N: n, Note: "of memory, for one decision and its charge"})
+	figures := []bench.Figure{
+		{Name: name(rate), Value: float64(time.Second) / float64(mean), Unit: "/s", N: n, Note: note + "; by the time of the thread"},
+		{Name: name("p99_us"), Value: us(p99), Unit: "us", N: n, Note: fmt.Sprintf("median %.1f us; %d of %d hosts were fit for the last", us(p50), d.Fit, size)},
+		{Name: name("allocs"), Value: float64(allocated) / float64(counted), Unit: "allocs", N: int(counted), Note: "of memory, for one decision and its charge"},
+	}
+	if prefix == "" {
+		figures = append(figures, bench.Figure{Name: name("reports_ms"), Value: us(refresh) / 1000 / reports, Unit: "ms", N: reports, Note: "to take in a report of every host at once, which a master does twice a second"})
 	}
 	return figures, mean, nil
 }
@@ -201,48 +172,19 @@ func us(d time.Duration) float64 { return float64(d) / float64(time.Microsecond)
 
 // changes measures what the report of one host costs.
 func changes(size, n int) (bench.Figure, error) {
-	hosts := fleet(size)
-	v := scheduler.NewView(hosts, begin)
+	hosts := fleet.Hosts(size)
+	v := scheduler.NewView(hosts, fleet.Begin)
 	began := spent()
 	for i := range n {
 		h := hosts[i*7919%size]
 		h.Allocated.MilliCPU++
-		v = v.With(begin, []host.Facts{h})
+		v = v.With(fleet.Begin, []host.Facts{h})
 	}
 	each := (spent() - began) / time.Duration(n)
 	if v.Len() != size {
 		return bench.Figure{}, fmt.Errorf("the view has %d of %d hosts", v.Len(), size)
 	}
 	return bench.Figure{Name: fmt.Sprintf("scheduler.change_us.%d", size), Value: us(each), Unit: "us", N: n, Note: "a view in which one host has changed"}, nil
-}
-
-// sampled measures how much worse a choice among a few is than the best.
-func sampled(size, n int) (bench.Figure, error) {
-	config := scheduler.ClusterConfig()
-	exact, err := scheduler.New(config)
-	if err != nil {
-		return bench.Figure{}, err
-	}
-	config.Pick, config.BestOf = "best_of_k", 16
-	few, err := scheduler.New(config)
-	if err != nil {
-		return bench.Figure{}, err
-	}
-	v, l := scheduler.NewView(fleet(size), begin), scheduler.NewLedger()
-	var sum float64
-	n = min(n, 1000)
-	for _, r := range requests(n) {
-		best, err := exact.Decide(v, l, r, begin)
-		if err != nil {
-			return bench.Figure{}, err
-		}
-		one, err := few.Decide(v, l, r, begin)
-		if err != nil {
-			return bench.Figure{}, err
-		}
-		sum += 100 * (best.Score - one.Score) / best.Score
-	}
-	return bench.Figure{Name: "scheduler.regret", Value: sum / float64(n), Unit: "%", N: n, Note: fmt.Sprintf("of the score of the best of %d hosts, when the best of 16 is taken", size)}, nil
 }
 
 // simulated replays a trace with three masters.

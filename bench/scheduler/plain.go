@@ -1,21 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 	"sort"
 
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/scheduler"
-	"github.com/paddock-dev/paddock/internal/template"
 )
-
-var artifacts = func() (all []template.ArtifactID) {
-	for a := range 50 {
-		all = append(all, template.ArtifactID(fmt.Sprint("rfs-", a)))
-	}
-	return all
-}()
 
 // plain is a scheduler as most are written: drop what does not fit, score the
 // rest, sort, take the first. It has no ledger, and fewer guards than ours.
@@ -50,8 +41,5 @@ func plain(hosts []host.Facts, r *scheduler.Request) float64 {
 }
 
 func roomFor(h *host.Facts, r *scheduler.Request) bool {
-	return r.Resources.Fits(host.Resources{
-		MilliCPU: h.Allocatable.MilliCPU - h.Allocated.MilliCPU, MemBytes: h.Allocatable.MemBytes - h.Allocated.MemBytes,
-		DiskBytes: h.Allocatable.DiskBytes - h.Allocated.DiskBytes, Slots: h.Allocatable.Slots - h.Allocated.Slots,
-	})
+	return r.Resources.Fits(h.Allocatable.Sub(h.Allocated))
 }

@@ -14,21 +14,23 @@ import (
 // a fact about a database, never a decision about our data. Keep it short: a
 // query that needs a new field is first rewritten so that it does not.
 type dialect struct {
-	name     string
-	read     sql.TxOptions // of a View: it sees one moment
-	shared   string        // ends a read whose rows must not change before the commit
-	now      string        // reads the database's clock, in microseconds since 1970; empty: it is ours
-	maxConns int
-	unique   func(error) bool // a unique key was taken
-	again    func(error) bool // the transaction lost a race and may run again
-	ours     func(error) bool // the statement is at fault, not the database's state
-	full     func(error) bool // the disk of the database is full
+	name      string
+	read      sql.TxOptions // of a View: it sees one moment
+	shared    string        // ends a read whose rows must not change before the commit
+	now       string        // reads the database's clock, in microseconds since 1970; empty: it is ours
+	maxConns  int
+	oneWriter bool             // at a time, in the whole database
+	unique    func(error) bool // a unique key was taken
+	again     func(error) bool // the transaction lost a race and may run again
+	ours      func(error) bool // the statement is at fault, not the database's state
+	full      func(error) bool // the disk of the database is full
 }
 
 var sqliteDialect = dialect{
-	name:     "sqlite",
-	read:     sql.TxOptions{ReadOnly: true},
-	maxConns: 8,
+	name:      "sqlite",
+	read:      sql.TxOptions{ReadOnly: true},
+	maxConns:  8,
+	oneWriter: true,
 	unique: func(err error) bool {
 		var e *sqlite.Error
 		return errors.As(err, &e) && (e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE || e.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)

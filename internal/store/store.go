@@ -35,7 +35,8 @@ type Store struct {
 	pools
 	d    dialect
 	log  *slog.Logger
-	file string // of SQLite's database; named locks are beside it
+	file string        // of SQLite's database; named locks are beside it
+	turn chan struct{} // of those that write, where only one may; nil: all may
 }
 
 // Open connects, and brings the schema up to date unless it may not. It
@@ -54,6 +55,9 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		p.locks.SetConnMaxIdleTime(time.Minute)
 	}
 	s := &Store{pools: p, d: d, log: o.Log}
+	if d.oneWriter {
+		s.turn = make(chan struct{}, 1)
+	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -168,6 +172,16 @@ func (s *Store) run(ctx context.Context, o sql.TxOptions, fn func(tx *Tx) error)
 }
 
 func (s *Store) once(ctx context.Context, o sql.TxOptions, fn func(tx *Tx) error) (err error) {
+	if s.turn != nil && !o.ReadOnly {
+		// Those of one process wait here, in turn and without a connection. In the
+		// database they would ask again and again, whoever is lucky first.
+		select {
+		case s.turn <- struct{}{}:
+			defer func() { <-s.turn }()
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	raw, err := s.db.BeginTx(ctx, &o)
 	if err != nil {
 		return err
