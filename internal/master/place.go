@@ -356,4 +356,3 @@ func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
 	m.deliverSoon(topicSandboxDelete)
 	return nil
 }
-
