@@ -66,7 +66,7 @@ func (m *Master) tryOut(ctx context.Context, req cubeapi.SandboxCreateRequest, s
 	}
 	d.request.Sandbox, d.request.Seed, d.request.Explain = dryID, seed, true
 	// A refusal by a view that is not the newest is no answer yet.
-	for fresh := false; !fresh; _, _, fresh = m.fleet.within(viewAge) {
+	for range 2 {
 		if _, _, err := m.fleet.now(ctx); err != nil {
 			return d, err
 		}
@@ -76,7 +76,7 @@ func (m *Master) tryOut(ctx context.Context, req cubeapi.SandboxCreateRequest, s
 			d.decision, d.refused = p.rules.placer.Decide(v, m.fleet.ledger, d.request, now)
 			d.took = time.Since(began)
 		})
-		if d.refused == nil {
+		if _, _, fresh := m.fleet.within(viewAge); fresh || d.refused == nil {
 			break
 		}
 	}
