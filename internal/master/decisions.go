@@ -38,6 +38,7 @@ type choice struct {
 // charges its host, or, if there was none, that which ends the sandbox. The
 // note goes with the sandbox's row.
 func (m *Master) remember(ctx context.Context, tx *store.Tx, c choice) error {
+	c.at = c.at.Truncate(time.Microsecond) // as rows have it
 	d := showChoice(c)
 	body, err := keptDecision(&d)
 	if err != nil {

@@ -86,7 +86,7 @@ func windowOf(r *http.Request) (since time.Time, limit int, err error) {
 			return since, 0, fault.New(fault.InvalidInput, "since %.40q: write a time such as 2026-01-02T15:04:05Z", given)
 		}
 	}
-	limit = traceDefault
+	since, limit = since.Truncate(time.Microsecond), traceDefault
 	if given := q.Get("limit"); given != "" {
 		if limit, err = strconv.Atoi(given); err != nil || limit < 1 || limit > traceMost {
 			return since, 0, fault.New(fault.InvalidInput, "limit %.20q: must be 1 to %d", given, traceMost)
