@@ -128,17 +128,13 @@ func eventOf(a sandboxdb.Asked, began time.Time) (sim.Event, error) {
 // serveFleet writes the hosts as a simulation takes them, one a line: what they
 // are, and not what they hold of sandboxes.
 func (m *Master) serveFleet(w http.ResponseWriter, r *http.Request) {
-	var hosts []host.Facts
-	err := m.db.View(r.Context(), func(tx *store.Tx) (err error) {
-		hosts, err = sandboxdb.ListHosts(r.Context(), tx)
-		return err
-	})
+	v, _, err := m.fleet.now(r.Context()) // what a decision looks at
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
-	if err := sim.WriteFleet(w, hosts); err != nil {
+	if err := sim.WriteFleet(w, v.Hosts()); err != nil {
 		m.log.WarnContext(r.Context(), "fleet broken off", slog.String("error", err.Error()))
 	}
 }
