@@ -60,6 +60,9 @@ func (m *Master) tryOut(ctx context.Context, req cubeapi.SandboxCreateRequest, s
 	if err != nil {
 		return d, err
 	}
+	if !p.template.State.Usable() {
+		return d, fault.New(fault.TemplateNotReady, "template %s", p.template.ID)
+	}
 	d.request = p.asks
 	if err := m.locate(ctx, p, &d.request); err != nil {
 		return d, err

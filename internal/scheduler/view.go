@@ -360,6 +360,8 @@ func (v *View) IDs() []host.ID {
 		}
 	}
 	return ids
+}
+
 // Hosts returns what is known of all, by id.
 func (v *View) Hosts() []host.Facts {
 	all := make([]host.Facts, 0, v.Len())
