@@ -60,7 +60,7 @@ func (a *app) root() *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fault.Wrap(fault.InvalidInput, err, "command line") })
 	c.AddCommand(a.roleCommands()...)
-	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.imageCommand(), a.auditCommand(), a.configCommand(), a.doctorCommand())
+	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.scheduleCommand(), a.simCommand(), a.imageCommand(), a.auditCommand(), a.configCommand(), a.doctorCommand())
 	c.InitDefaultCompletionCmd()
 	codeRefusals(c)
 	return c
@@ -69,7 +69,7 @@ func (a *app) root() *cobra.Command {
 // codeRefusals makes what the library refuses by itself a failure with a code:
 // words that are no command, and arguments of its own commands.
 func codeRefusals(c *cobra.Command) {
-	if c.HasSubCommands() {
+	if c.HasSubCommands() && c.RunE == nil {
 		c.Args, c.SuggestionsMinimumDistance = cobra.ArbitraryArgs, 2
 		c.RunE = func(c *cobra.Command, given []string) error {
 			if len(given) == 0 {

@@ -116,6 +116,7 @@ func (m *Master) create(whole context.Context, who tenant, req cubeapi.SandboxCr
 	if err := m.step("master.create.after_row"); err != nil {
 		return p.row, host.Facts{}, nil, err
 	}
+	p.who = who.name
 	f, made, err := m.place(ctx, p)
 	if err == nil {
 		if err := m.step("master.create.after_host"); err != nil {

@@ -175,3 +175,6 @@ func (m *Master) CollectEvery(d time.Duration) { m.pace.gc = d }
 
 // CollectedNow says that it was just looked for what nobody needs.
 func (m *Master) CollectedNow() { m.collected = time.Now() }
+
+// KeptDecision returns a decision as it is kept.
+func KeptDecision(d cubeapi.Decision) ([]byte, error) { return keptDecision(&d) }

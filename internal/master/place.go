@@ -108,10 +108,12 @@ func wait(ctx context.Context, d time.Duration) error {
 func (m *Master) charge(ctx context.Context, p *plan, t *attempts) (host.Facts, error) {
 	for {
 		t.chosen++
-		c := choice{request: t.request, attempt: t.chosen, after: t.last}
+		c := choice{request: t.request, attempt: t.chosen, after: t.last, tenant: p.who}
 		var err error
 		if c.decision, c.at, err = m.choose(ctx, t.rules, t.request); err != nil {
-			p.missed = &c
+			if noHostFits(err) {
+				c.refused, p.missed = err, &c
+			}
 			return host.Facts{}, &unplaced{err, c.decision}
 		}
 		var f host.Facts
@@ -356,4 +358,3 @@ func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
 	m.deliverSoon(topicSandboxDelete)
 	return nil
 }
-

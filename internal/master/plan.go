@@ -59,6 +59,7 @@ type plan struct {
 	asks        scheduler.Request // of the scheduler, but for the fleet as it is
 	annotations map[string]string // merged
 	missed      *choice           // that found no host
+	who         string            // the tenant
 
 	workingDir, user string
 	probe            *sandbox.Probe // nil: the template has none

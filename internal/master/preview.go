@@ -13,8 +13,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
-	"github.com/paddock-dev/paddock/internal/store"
-	"github.com/paddock-dev/paddock/internal/store/templatedb"
 )
 
 // servePreview says what a create would do. Nothing is made, and no host is
@@ -36,23 +34,7 @@ func (m *Master) servePreview(w http.ResponseWriter, r *http.Request) {
 }
 
 func (m *Master) preview(ctx context.Context, req cubeapi.SandboxCreateRequest) (a cubeapi.PreviewAnswer, err error) {
-	p := plan{req: req, rules: m.rules.Load()}
-	if err := checkCreate(&p.req); err != nil {
-		return a, err
-	}
-	err = m.db.View(ctx, func(tx *store.Tx) error {
-		if err := p.read(ctx, tx); err != nil {
-			return err
-		}
-		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
-			return err
-		}
-		if err := p.merge(); err != nil {
-			return err
-		}
-		_, err = p.request() // what a create would refuse
-		return err
-	})
+	p, err := m.planned(ctx, req)
 	if err != nil {
 		return a, err
 	}

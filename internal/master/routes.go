@@ -44,7 +44,7 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 	limit := openapi.Param{Name: "limit", What: "rows of a page: 1 to 1000, 100 when absent", Type: "integer"}
 	cursor := q("cursor", "next_cursor of the page before")
 	file := []openapi.Param{must("sandbox_id"), must("path"), q("user", "who reads or writes")}
-	const templates, sandboxes, hosts, health = "templates", "sandboxes", "hosts", "health"
+	const templates, sandboxes, scheduling, hosts, health = "templates", "sandboxes", "scheduling", "hosts", "health"
 	return []route{
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathFromImage, Tag: templates, Summary: "Builds a template from an image; answers the job at once.", In: js(cubeapi.FromImageRequest{}), Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveFromImage), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathFromImage, Tag: templates, Summary: "A job as it stands.", Params: []openapi.Param{must("job_id")}, Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveJob), false},
@@ -76,6 +76,12 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathSandboxSignal, Tag: sandboxes, Summary: "Signals a command that runs.", In: js(cubeapi.ExecSignalRequest{}), Out: js(cubeapi.Envelope{}), Security: byUser}, h(m.serveSignal), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathSandboxFiles, Tag: sandboxes, Summary: "The bytes of a file.", Params: file, Out: openapi.Bytes("application/octet-stream"), Security: byUser}, h(m.serveRead), false},
 		{openapi.Operation{Method: "PUT", Path: cubeapi.PathSandboxFiles, Tag: sandboxes, Summary: "Writes the body to a file.", Params: file, In: openapi.Bytes("application/octet-stream"), Out: js(cubeapi.FileAnswer{}), Security: byUser}, h(m.serveWrite), false},
+
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathSandboxDecisions, Tag: scheduling, Summary: "Why a sandbox is where it is, or nowhere: one decision for each attempt.", Params: []openapi.Param{must("sandbox_id")}, Out: js(cubeapi.DecisionsAnswer{}), Security: byUser}, h(m.serveDecisions), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathSchedule, Tag: scheduling, Summary: "Where a create would go now, and why nowhere else. Nothing is made or charged.", Params: []openapi.Param{{Name: "limit", What: "hosts that are shown of those that fit, and of those that do not: 1 to 1000, 100 when absent", Type: "integer"}, q("host", "show this host, wherever it stands; may be given several times"), q("seed", "breaks ties: a number of 64 bits; absent: by chance")}, In: js(cubeapi.SandboxCreateRequest{}), Out: js(cubeapi.ScheduleAnswer{}), Security: byUser}, h(m.serveSchedule), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathScheduleTrace, Tag: scheduling, Summary: "The creates that are remembered, as a trace for a simulation: one a line, in their order.", Params: []openapi.Param{q("since", "only those from this time on"), {Name: "limit", What: "lines at most: 1 to 2000000, 100000 when absent", Type: "integer"}}, Out: openapi.Bytes("application/x-ndjson"), Security: byUser}, h(m.serveTrace), false},
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathScheduleFleet, Tag: scheduling, Summary: "The hosts, as a fleet for a simulation: one a line, without their sandboxes.", Out: openapi.Bytes("application/x-ndjson"), Security: byUser}, h(m.serveFleet), false},
+		{openapi.Operation{Method: "POST", Path: cubeapi.PathFakeCreate, Tag: scheduling, Summary: "A dry run in the form of older tools: the host, or why there is none.", In: js(cubeapi.SandboxCreateRequest{}), Out: js(cubeapi.FakeCreateAnswer{}), Security: byUser}, h(m.serveFakeCreate), false},
 
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathHosts, Tag: hosts, Summary: "All hosts.", Out: js(cubeapi.HostListAnswer{}), Security: byUser}, h(m.serveHosts), false},
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathHost, Tag: hosts, Summary: "One host.", Out: js(cubeapi.HostAnswer{}), Security: byUser}, h(m.serveHost), false},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -262,6 +263,17 @@ func (b *Breakers) chosen(id host.ID, s sandbox.ID, now time.Time) {
 		h.probe, h.until = s, now.Add(b.conf.Probe)
 		b.edits++
 	}
+}
+
+// Out returns the hosts of v that are kept away at now, in the order of v.
+func (b *Breakers) Out(v *View, now time.Time) []host.ID {
+	var ids []host.ID
+	for k, w := range b.barred(v, now) {
+		for ; w != 0; w &= w - 1 {
+			ids = append(ids, v.pages[k].facts[bits.TrailingZeros64(w)].ID)
+		}
+	}
+	return ids
 }
 
 // barred returns the lanes of the hosts that are out at now: those that pause,

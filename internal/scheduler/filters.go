@@ -66,7 +66,7 @@ var filters = map[string]filter{
 			}
 			return m & c.selected[c.k]
 		},
-		why: constant("no term of the affinity holds there"),
+		why: whyUnselected,
 	},
 	"topology_spread": {soft: true, pass: spreads, why: constant("its domain has too many of the group already")},
 	"scarce": {
@@ -261,7 +261,11 @@ func room(dim int, name, unit string) filter {
 		pass:     func(c *cycle, m uint64) uint64 { return c.fits(dim, m) },
 		why: func(c *cycle, i int) string {
 			free, asked := max(0, c.left(dim, i)), c.ask[dim]
-			return fmt.Sprintf("%s: %d%s free, %d%s asked, %d%s short", name, free, unit, asked, unit, asked-free, unit)
+			amount := func(n int64) string { return fmt.Sprintf("%d%s", n, unit) }
+			if unit == " bytes" {
+				amount = size
+			}
+			return fmt.Sprintf("%s: %s free, %s asked, %s short", name, amount(free), amount(asked), amount(asked-free))
 		},
 	}
 }

@@ -53,6 +53,7 @@ type Decision struct {
 	Host       host.ID
 	Score      float64 // 0..100, before what white lists add
 	RunnerUp   host.ID // empty when only one host was fit
+	NextScore  float64 // of the runner-up
 	Considered int     // hosts that were looked at
 	Fit        int     // hosts that passed every filter
 	Out        []Count // how many each plugin dropped, in pipeline order
@@ -219,7 +220,7 @@ func (c *cycle) run(d *Decision, relaxed []string) {
 	}
 	d.Host, d.Score = c.view.at(best.at).ID, best.score
 	if second.at >= 0 {
-		d.RunnerUp = c.view.at(second.at).ID
+		d.RunnerUp, d.NextScore = c.view.at(second.at).ID, second.score
 	}
 	if c.req.Explain {
 		d.Parts = c.parts(best.at)

@@ -3,6 +3,7 @@ package scheduler
 import (
 	"maps"
 	"math"
+	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
@@ -359,6 +360,18 @@ func (v *View) IDs() []host.ID {
 		}
 	}
 	return ids
+}
+
+// Hosts returns what is known of all, by id.
+func (v *View) Hosts() []host.Facts {
+	all := make([]host.Facts, 0, v.Len())
+	for _, p := range v.pages {
+		for m := p.live; m != 0; m &= m - 1 {
+			all = append(all, *p.facts[bits.TrailingZeros64(m)])
+		}
+	}
+	slices.SortFunc(all, func(a, b host.Facts) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return all
 }
 
 func (v *View) at(n int32) *host.Facts { return v.pages[n/lanes].facts[n%lanes] }

@@ -38,6 +38,7 @@ type Result struct {
 	Stranded float64            `json:"stranded"` // share of the CPU that is free where no usual sandbox fits
 
 	PerSecond float64       `json:"decisions_per_s,omitempty"` // by the watch
+	P50       time.Duration `json:"decision_p50,omitempty"`
 	P99       time.Duration `json:"decision_p99,omitempty"`
 
 	spent           []time.Duration
@@ -155,7 +156,7 @@ func (p *play) finish() Result {
 			all += d
 		}
 		slices.Sort(r.spent)
-		r.PerSecond, r.P99 = float64(len(r.spent))/max(all.Seconds(), 1e-9), r.spent[(len(r.spent)-1)*99/100]
+		r.PerSecond, r.P50, r.P99 = float64(len(r.spent))/max(all.Seconds(), 1e-9), r.spent[(len(r.spent)-1)/2], r.spent[(len(r.spent)-1)*99/100]
 	}
 	r.spent = nil
 	return r

@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/scheduler"
-	"github.com/paddock-dev/paddock/internal/template"
 )
 
 // Run is one replay.
@@ -118,11 +118,12 @@ type play struct {
 	asked     map[string]int
 	served    map[string]int
 	samples   samples
+	affinity  map[int]*scheduler.Affinity // of the events that have one
 }
 
 // Do replays the trace. A bad configuration is refused as by the scheduler.
 func (r Run) Do() (Result, error) {
-	p := &play{Run: r, rng: rand.New(rand.NewPCG(r.Seed, 0x7275)), hosts: map[host.ID]*truth{}, waiting: map[string]*create{}, waits: map[string][]time.Duration{}, asked: map[string]int{}, served: map[string]int{}}
+	p := &play{Run: r, rng: rand.New(rand.NewPCG(r.Seed, 0x7275)), hosts: map[host.ID]*truth{}, waiting: map[string]*create{}, waits: map[string][]time.Duration{}, asked: map[string]int{}, served: map[string]int{}, affinity: map[int]*scheduler.Affinity{}}
 	if r.Masters < 1 || r.InFlight < 1 || r.Report < batches || r.Create <= 0 || r.Timeout <= 0 || len(r.Hosts) == 0 || !(r.Lost >= 0 && r.Lost <= 1) {
 		return Result{}, fault.New(fault.BadConfig, "simulation: it needs hosts, masters, creates in flight, positive times, and a share of lost replies within 0 and 1")
 	}
@@ -132,6 +133,15 @@ func (r Run) Do() (Result, error) {
 	}
 	if p.policy, err = scheduler.NewRetryPolicy(r.Retry); err != nil {
 		return Result{}, err
+	}
+	for i := range r.Trace {
+		where, err := r.Trace[i].where()
+		if err != nil {
+			return Result{}, fault.Wrap(fault.BadConfig, err, "simulation: event %d", i)
+		}
+		if where != nil {
+			p.affinity[i] = where
+		}
 	}
 	for _, h := range r.Hosts {
 		p.hosts[h.ID] = &truth{facts: h, has: map[sandbox.ID]host.Resources{}}
@@ -155,7 +165,7 @@ func (p *play) play() {
 	p.left = len(p.Trace)
 	for i := range p.Trace {
 		e := &p.Trace[i]
-		p.after(e.At, func() { p.arrive(e, p.masters[i%len(p.masters)]) })
+		p.after(e.At, func() { p.arrive(e, p.masters[i%len(p.masters)], p.affinity[i]) })
 	}
 	for b := range batches {
 		p.after(time.Duration(b)*p.Report/batches, func() { p.report(b) })
@@ -198,13 +208,11 @@ func (p *play) report(batch int) {
 	}
 }
 
-func (p *play) arrive(e *Event, m *master) {
+func (p *play) arrive(e *Event, m *master, where *scheduler.Affinity) {
 	p.asked[e.Tenant]++
 	c := &create{Event: e, master: m}
-	c.request = scheduler.Request{Sandbox: e.Sandbox, InstanceType: e.Kind, Resources: e.Size, Breakers: m.breakers}
-	if e.Template > 0 {
-		c.request.Template, c.request.Artifact = template.ID(fmt.Sprintf("tpl-%d", e.Template)), template.ArtifactID(artifact(e.Template))
-	}
+	c.request = scheduler.Request{Sandbox: e.Sandbox, InstanceType: e.Kind, Resources: e.Size, Labels: e.Labels, Scope: e.Scope, Affinity: where, Breakers: m.breakers}
+	c.request.Template, c.request.Artifact = e.ids()
 	t := scheduler.Ticket{ID: string(e.Sandbox), Tenant: e.Tenant, InstanceType: e.Kind}
 	if e.Deadline > 0 {
 		t.Deadline = p.clock().Add(e.Deadline)
@@ -363,13 +371,10 @@ func (p *play) landed(c *create) {
 func (p *play) running(c *create) {
 	p.waits[c.Tenant] = append(p.waits[c.Tenant], p.now-c.At)
 	p.served[c.Tenant]++
-	if h, _ := c.master.view.Host(c.host); c.Template > 0 {
+	if a := string(c.request.Artifact); a != "" {
 		p.result.templated++
-		for _, a := range h.Artifacts {
-			if a == artifact(c.Template) {
-				p.result.hits++
-				break
-			}
+		if h, _ := c.master.view.Host(c.host); slices.Contains(h.Artifacts, a) {
+			p.result.hits++
 		}
 	}
 	p.over(c, &p.result.Placed)

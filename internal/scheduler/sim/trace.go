@@ -8,80 +8,14 @@
 package sim
 
 import (
-	"bufio"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"time"
 
-	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 )
-
-// Event is one create of a trace.
-type Event struct {
-	At       time.Duration  `json:"at"` // since the begin of the trace
-	Sandbox  sandbox.ID     `json:"sandbox"`
-	Tenant   string         `json:"tenant"`
-	Template int            `json:"template"` // 0: none
-	Kind     string         `json:"instance_type"`
-	Size     host.Resources `json:"resources"`
-	Life     time.Duration  `json:"life"`     // 0: it stays
-	Deadline time.Duration  `json:"deadline"` // after At; 0: none
-}
-
-// maxEvents bounds a trace that is read.
-const maxEvents = 10_000_000
-
-// Read reads a trace, one JSON object a line, in the order of time.
-func Read(r io.Reader) ([]Event, error) {
-	var all []Event
-	lines := bufio.NewScanner(r)
-	for n := 1; lines.Scan(); n++ {
-		var e Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return nil, fault.Wrap(fault.InvalidInput, err, "trace, line %d", n)
-		}
-		if err := e.check(all); err != nil {
-			return nil, fault.Wrap(fault.InvalidInput, err, "trace, line %d", n)
-		}
-		if all = append(all, e); len(all) > maxEvents {
-			return nil, fault.New(fault.InvalidInput, "trace has more than %d events", maxEvents)
-		}
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fault.Wrap(fault.InvalidInput, err, "trace")
-	}
-	return all, nil
-}
-
-func (e Event) check(before []Event) error {
-	s := e.Size
-	switch {
-	case e.Sandbox == "":
-		return errors.New("no sandbox")
-	case len(before) > 0 && e.At < before[len(before)-1].At || e.At < 0:
-		return fmt.Errorf("at %s: goes back in time", e.At)
-	case e.Life < 0 || e.Deadline < 0 || e.Template < 0 || s.MilliCPU < 0 || s.MemBytes < 0 || s.DiskBytes < 0 || s.Slots < 0:
-		return errors.New("a value is under 0")
-	}
-	return nil
-}
-
-// Write writes a trace as Read reads it.
-func Write(w io.Writer, trace []Event) error {
-	e := json.NewEncoder(w)
-	for i := range trace {
-		if err := e.Encode(trace[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // Size is what sandboxes ask for, and how many of them do.
 type Size struct {

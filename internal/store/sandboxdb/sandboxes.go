@@ -183,7 +183,8 @@ func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbo
 	return s, nil
 }
 
-// ForgetSandboxes removes rows that ended before the given time, at most limit.
+// ForgetSandboxes removes rows that ended before the given time, at most limit,
+// and with each what was decided for it.
 func ForgetSandboxes(ctx context.Context, tx *store.Tx, before time.Time, limit int) (int, error) {
 	old, err := ListSandboxes(ctx, tx, Filter{States: []sandbox.State{sandbox.Terminated}, ChangedBefore: before, Limit: limit, OldestFirst: true})
 	if err != nil {
@@ -191,6 +192,9 @@ func ForgetSandboxes(ctx context.Context, tx *store.Tx, before time.Time, limit 
 	}
 	for _, s := range old {
 		if _, err := tx.Exec(ctx, `DELETE FROM sandbox WHERE id = ? AND state = ?`, string(s.ID), string(sandbox.Terminated)); err != nil {
+			return 0, err
+		}
+		if _, err := tx.Exec(ctx, `DELETE FROM decision WHERE sandbox_id = ?`, string(s.ID)); err != nil {
 			return 0, err
 		}
 	}

@@ -63,6 +63,8 @@ func Run(t *testing.T, fresh Fresh) {
 		{"TheQueueReadsNoMore", theQueueReadsNoMore},
 		{"OldRowsAreForgotten", oldRowsAreForgotten},
 		{"HostsAreForgotten", hostsAreForgotten},
+		{"DecisionsGoWithTheirSandbox", decisionsGoWithTheirSandbox},
+		{"CreatesAreListedInTheirOrder", createsAreListedInTheirOrder},
 		{"ExpiriesAreFound", expiriesAreFound},
 		{"DeliverersShareTheWork", deliverersShareTheWork},
 		{"LocksExclude", locksExclude},
