@@ -63,7 +63,7 @@ func (m *Master) endDrained(ctx context.Context, id sandbox.ID, at host.ID) erro
 			return err
 		}
 		if ended = s.HostID == at && s.State != sandbox.Terminating && s.State != sandbox.Terminated; ended {
-			_, err = endIn(ctx, tx, id, reasonDrained, 0)
+			_, err = m.endIn(ctx, tx, id, reasonDrained, 0)
 		}
 		return err
 	})
