@@ -322,7 +322,7 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	switch {
 	case err == nil:
 		return answer, nil
-	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the host's clock may be the first to say so
+	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded || errors.Is(serve.FromGRPC(err), fault.Deadline)): // the host's clock may be the first to say so
 		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.onOneHost(p))
 	}
 	return nil, hostFault(ctx, err, f.ID)
