@@ -41,6 +41,7 @@ type fakeHost struct {
 
 	mu        sync.Mutex
 	room      host.Resources
+	zone      string // when it registers
 	artifacts map[string]bool
 	boxes     map[string]*hostpb.Sandbox
 	files     map[string][]byte
@@ -121,6 +122,18 @@ func (h *fakeHost) away() {
 	})
 }
 
+// inZones has hosts registered anew with their zones.
+func (r *rig) inZones(hosts []*fakeHost) {
+	r.t.Helper()
+	for _, h := range hosts {
+		h.hush()
+		h.set(func(h *fakeHost) { h.zone = zoned(h) })
+		must(r.t, h.register(r.t.Context()))
+		must(r.t, h.say(r.t.Context()))
+		h.speak()
+	}
+}
+
 // back brings it back where it was.
 func (h *fakeHost) back() {
 	h.t.Helper()
@@ -194,7 +207,7 @@ func (h *fakeHost) once(ctx context.Context, registered *bool) {
 
 func (h *fakeHost) register(ctx context.Context) error {
 	return h.tell.Register(ctx, cubeapi.HostRegisterRequest{
-		NodeID: string(h.id), HostIP: "127.0.0.1", GRPCPort: h.port, InstanceType: "cubebox", Capacity: h.room, Allocatable: h.room, Version: "test", Revision: h.count64(),
+		Zone: h.zone, NodeID: string(h.id), HostIP: "127.0.0.1", GRPCPort: h.port, InstanceType: "cubebox", Capacity: h.room, Allocatable: h.room, Version: "test", Revision: h.count64(),
 	})
 }
 
