@@ -121,6 +121,14 @@ func (m *Master) Seen(ctx context.Context, id host.ID) (f host.Facts, known bool
 // Charged returns what the ledger holds against a host.
 func (m *Master) Charged(id host.ID) host.Resources { return m.fleet.ledger.Charged(id) }
 
+// Open returns how many choices are not yet seen in a report.
+func (m *Master) Open() int {
+	if _, _, err := m.fleet.now(context.Background()); err != nil {
+		return -1
+	}
+	return m.fleet.ledger.Len()
+}
+
 // Retry changes the retry classes.
 func (m *Master) Retry(change func(*scheduler.RetryConfig)) {
 	c, r := scheduler.DefaultRetryConfig(), *m.rules.Load()

@@ -57,6 +57,7 @@ type fakeHost struct {
 	fetched func()                             // after it
 	create  func(ctx context.Context) error    // before a sandbox is made
 	made    func() error                       // after it, before the answer
+	refuse  func(id string, cpu int64) error   // before a sandbox is made, by what is asked for
 	removal func() error                       // before an artifact or a sandbox is removed
 	report  func(q *cubeapi.HostStatusRequest) // what it says of itself
 	holdOn  func(ctx context.Context)          // before an artifact is removed, without holding up the rest
@@ -346,8 +347,13 @@ func (h *fakeHost) RemoveArtifact(ctx context.Context, q *hostpb.RemoveArtifactR
 func (h *fakeHost) CreateSandbox(ctx context.Context, q *hostpb.CreateSandboxRequest) (*hostpb.CreateSandboxResponse, error) {
 	h.count("create")
 	h.mu.Lock()
-	before, after := h.create, h.made
+	before, after, refuse := h.create, h.made, h.refuse
 	h.mu.Unlock()
+	if refuse != nil {
+		if err := refuse(q.GetSandboxId(), q.GetResources().GetMilliCpu()); err != nil {
+			return nil, serve.GRPCError(err)
+		}
+	}
 	if before != nil {
 		if err := before(ctx); err != nil {
 			return nil, serve.GRPCError(err)
