@@ -155,6 +155,9 @@ func (m *Master) createBatch(whole context.Context, who tenant, req *cubeapi.San
 	limit := m.cfg.Master.CreateTimeout * time.Duration(1+len(b.parts)/batchCalls)
 	ctx, cancel := context.WithTimeout(whole, limit)
 	defer cancel()
+	for _, p := range b.parts {
+		p.who = who.name
+	}
 	leave, err := m.enter(ctx, who.name, kindOf(req.SandboxCreateRequest))
 	if err != nil {
 		return nil, inTime(ctx, limit, err)

@@ -32,7 +32,7 @@ func (m *Master) beginBatch(ctx context.Context, b *batch) (again []string, err 
 	for _, p := range b.parts {
 		p.err, p.made = nil, false
 		p.t = &attempts{rules: b.rules, request: p.asks}
-		p.t.request.Seed = rand.Uint64()
+		p.t.request.Seed, p.missed = rand.Uint64(), nil
 		b.rules.budget.earn()
 	}
 	if err := m.locateBatch(ctx, b); err != nil {
@@ -141,10 +141,13 @@ func (m *Master) chooseBatch(ctx context.Context, b *batch, parts []*part) error
 	var refused error
 	for i, p := range open {
 		p.t.chosen++
-		p.c = choice{request: p.t.request, decision: decisions[i], attempt: p.t.chosen, at: at, after: p.t.last}
+		p.c = choice{request: p.t.request, decision: decisions[i], attempt: p.t.chosen, at: at, after: p.t.last, tenant: p.who}
 		m.decided(decisions[i], took)
 		if errs[i] == nil {
 			continue
+		}
+		if noHostFits(errs[i]) {
+			p.c.refused, p.missed = errs[i], &p.c
 		}
 		p.err = p.t.explain(&unplaced{errs[i], decisions[i]})
 		if u := new(unplaced); refused == nil || errors.As(p.err, &u) && u.decision.Considered > 0 {

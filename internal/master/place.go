@@ -235,7 +235,7 @@ func (m *Master) askHost(ctx context.Context, p *plan, f host.Facts, t *attempts
 // after notes why a host did not make it and says what to do.
 func (t *attempts) after(ctx context.Context, err error) scheduler.Verdict {
 	t.last = err
-	if errors.Is(err, fault.HostFull) {
+	if errors.Is(err, fault.HostFull) || errors.Is(err, fault.HostBusy) {
 		t.full++
 	}
 	left := time.Duration(1<<63 - 1)
@@ -289,7 +289,7 @@ func (m *Master) reported(r *rules, h host.ID, s sandbox.ID, err error) {
 		o = scheduler.TransportFailed
 	case r.retry.Class(ret, false) == scheduler.RetryRuntime, errors.Is(err, fault.DataDir):
 		o = scheduler.RuntimeFailed
-	case errors.Is(err, fault.HostFull):
+	case errors.Is(err, fault.HostFull), errors.Is(err, fault.HostBusy):
 		o = scheduler.CapacityRefused
 	}
 	m.fleet.choosing(func(_ *scheduler.View, now time.Time) { r.breakers.Report(h, s, o, now) })
