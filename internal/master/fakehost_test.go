@@ -124,11 +124,11 @@ func (h *fakeHost) away() {
 }
 
 // inZones has hosts registered anew with their zones.
-func (r *rig) inZones(hosts []*fakeHost) {
+func (r *rig) inZones(hosts []*fakeHost, zone func(*fakeHost) string) {
 	r.t.Helper()
 	for _, h := range hosts {
 		h.hush()
-		h.set(func(h *fakeHost) { h.zone = zoned(h) })
+		h.set(func(h *fakeHost) { h.zone = zone(h) })
 		must(r.t, h.register(r.t.Context()))
 		must(r.t, h.say(r.t.Context()))
 		h.speak()

@@ -19,7 +19,7 @@ func in(key string, values ...string) []cubeapi.Requirement {
 
 func TestWhereARequestWantsToBe(t *testing.T) {
 	r, hosts := ready(t, sqlite(t), 4, plenty)
-	r.inZones(hosts)
+	r.inZones(hosts, zoned)
 	on := func(q cubeapi.SandboxCreateRequest) map[string]int {
 		t.Helper()
 		q.TemplateID = "base"
