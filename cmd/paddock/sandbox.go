@@ -75,10 +75,14 @@ func (a *app) createCommand() *cobra.Command {
 	var res cubeapi.Quantity
 	var envs, labels map[string]string
 	var network networkFlags
+	var several batchFlags
 	c := &cobra.Command{Use: "create TEMPLATE", Short: "Make a sandbox of a template, by id or alias", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
 		r.TemplateID, r.Envs, r.Labels, r.Network = given[0], envs, labels, network.config(c)
 		if res != (cubeapi.Quantity{}) {
 			r.Containers = []cubeapi.Container{{Resources: &res}}
+		}
+		if c.Flags().Changed("count") {
+			return a.createSeveral(c, r, several)
 		}
 		return a.with(func(api *cubeapi.Client) error {
 			answer, err := api.CreateSandbox(c.Context(), r)
@@ -97,8 +101,48 @@ func (a *app) createCommand() *cobra.Command {
 	f.StringVar(&res.CPU, "cpu", "", "CPU, such as 500m, unless the template says")
 	f.StringVar(&res.Mem, "memory", "", "memory, such as 1Gi, unless the template says")
 	f.StringSliceVar(&r.Scope, "node", nil, "host that may be chosen")
+	f.IntVar(&several.count, "count", 1, "how many, in one step")
+	f.BoolVar(&several.all, "all-or-nothing", false, "with --count: none, unless all of them come to be")
+	f.StringVar(&r.RequestID, "request-id", "", "with the same id again, the same sandboxes are answered")
 	network.add(c)
 	return c
+}
+
+// batchFlags say how many sandboxes are made at once.
+type batchFlags struct {
+	count int
+	all   bool
+}
+
+// createSeveral prints the ids of what was made, and tells of what was not.
+func (a *app) createSeveral(c *cobra.Command, r cubeapi.SandboxCreateRequest, several batchFlags) error {
+	q := cubeapi.SandboxBatchRequest{SandboxCreateRequest: r, Count: several.count, Mode: cubeapi.BatchBestEffort}
+	if several.all {
+		q.Mode = cubeapi.BatchAll
+	}
+	return a.with(func(api *cubeapi.Client) error {
+		answer, err := api.CreateSandboxes(c.Context(), q)
+		if err != nil {
+			return err
+		}
+		err = a.show(answer, func(w io.Writer) {
+			for _, s := range answer.Data {
+				if s.Error == nil {
+					fmt.Fprintln(w, s.SandboxID)
+				}
+			}
+		})
+		var first *fault.Detail
+		for _, s := range answer.Data {
+			if s.Error != nil && first == nil {
+				first = s.Error
+			}
+		}
+		if err != nil || first == nil {
+			return err
+		}
+		return fmt.Errorf("%d of %d were not made: %w", answer.Failed, len(answer.Data), fault.Parse(*first, 0))
+	})
 }
 
 // copyCommand moves one file in or out, by which side names a sandbox.

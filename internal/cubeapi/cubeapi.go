@@ -12,7 +12,7 @@ import "github.com/paddock-dev/paddock/internal/fault"
 // Headers.
 const (
 	HeaderAPIKey        = "X-API-KEY"
-	HeaderCaller        = "X-Caller" // for whom a sandbox is made
+	HeaderCaller        = "X-Caller"                       // for whom a sandbox is made
 	HeaderCallbackToken = "X-Cube-Template-Callback-Token" // master <-> template centre
 	HeaderHostToken     = "X-Paddock-Host-Token"           // cubelet -> master
 	HeaderArtifactToken = "X-Cube-Artifact-Token"          // cubelet -> artifact download

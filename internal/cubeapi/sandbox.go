@@ -16,7 +16,7 @@ type SandboxCreateRequest struct {
 	Annotations  map[string]string `json:"annotations,omitempty"`
 	Labels       map[string]string `json:"labels,omitempty"`
 	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
-	Containers   []Container       `json:"containers,omitempty"` // at most one
+	Containers   []Container       `json:"containers,omitempty"`         // at most one
 	Scope        []string          `json:"distribution_scope,omitempty"` // hosts, or zones
 	Affinity     *Affinity         `json:"affinity,omitempty"`
 	// InsID and InsIP name the one host to take, by id or address, for debugging:
@@ -195,4 +195,42 @@ type FileAnswer struct {
 	Envelope
 	Path         string `json:"path"`
 	WrittenBytes int64  `json:"written_bytes"`
+}
+
+// The modes of a batch.
+const (
+	BatchAll        = "all"
+	BatchBestEffort = "best_effort"
+)
+
+// MaxBatch is how many sandboxes one batch makes.
+const MaxBatch = 1000
+
+// SandboxBatchRequest asks for several sandboxes in one step: count of the same,
+// as the fields beside it say, or one for each of requests. The request id is
+// that of the whole.
+type SandboxBatchRequest struct {
+	SandboxCreateRequest
+	Count    int                    `json:"count,omitempty"`
+	Requests []SandboxCreateRequest `json:"requests,omitempty"`
+	Mode     string                 `json:"mode,omitempty"` // all, the default: either each comes to be or none; best_effort: as many as can
+}
+
+// SandboxBatchAnswer carries what became of each, in the order of the request.
+type SandboxBatchAnswer struct {
+	Envelope
+	Mode    string        `json:"mode,omitempty"`
+	Created int           `json:"created"`
+	Failed  int           `json:"failed"`
+	Data    []BatchResult `json:"data"`
+}
+
+// BatchResult is one sandbox of a batch, or why it is not there.
+type BatchResult struct {
+	Index     int           `json:"index"`
+	SandboxID string        `json:"sandbox_id,omitempty"`
+	SandboxIP string        `json:"sandbox_ip,omitempty"`
+	HostID    string        `json:"host_id,omitempty"`
+	HostIP    string        `json:"host_ip,omitempty"`
+	Error     *fault.Detail `json:"error,omitempty"`
 }

@@ -151,6 +151,14 @@ func (c *Client) CreateSandbox(ctx context.Context, r SandboxCreateRequest) (San
 	return a, err
 }
 
+// CreateSandboxes makes several sandboxes in one step. A batch that made none is
+// an error.
+func (c *Client) CreateSandboxes(ctx context.Context, r SandboxBatchRequest) (SandboxBatchAnswer, error) {
+	var a SandboxBatchAnswer
+	err := c.call(ctx, http.MethodPost, PathSandboxBatch, r, &a)
+	return a, err
+}
+
 // Sandboxes returns the sandboxes that live, or all that are remembered.
 func (c *Client) Sandboxes(ctx context.Context, all bool) ([]Sandbox, error) {
 	path := PathSandboxList

@@ -196,28 +196,31 @@ func (m *Master) abandon(ctx context.Context, p *plan, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), hostCall)
 	defer cancel()
 	m.fleet.ledger.Release(s.ID)
-	err := m.update(ctx, func(tx *store.Tx) error {
-		before, err := sandboxdb.GetSandbox(ctx, tx, s.ID)
-		if err != nil {
-			return err
-		}
-		if before.State == sandbox.Terminating || before.State == sandbox.Terminated {
-			if s.HostID == "" {
-				return nil
-			}
-			return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
-		}
-		if p.missed != nil {
-			if err := m.remember(ctx, tx, *p.missed); err != nil {
-				return err
-			}
-		}
-		_, err = m.endIn(ctx, tx, s.ID, reasonFailed+why.Error(), 0)
-		return err
-	})
+	err := m.update(ctx, func(tx *store.Tx) error { return m.abandonIn(ctx, tx, p, why) })
 	if err != nil {
 		m.log.ErrorContext(ctx, "failed create not undone; a sweep will try again", slog.String("sandbox_id", string(s.ID)), slog.String("error", err.Error()))
 		return
 	}
 	m.deliverSoon(topicSandboxDelete)
+}
+
+func (m *Master) abandonIn(ctx context.Context, tx *store.Tx, p *plan, why error) error {
+	s := p.row
+	before, err := sandboxdb.GetSandbox(ctx, tx, s.ID)
+	if err != nil {
+		return err
+	}
+	if before.State == sandbox.Terminating || before.State == sandbox.Terminated {
+		if s.HostID == "" {
+			return nil
+		}
+		return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
+	}
+	if p.missed != nil {
+		if err := m.remember(ctx, tx, *p.missed); err != nil {
+			return err
+		}
+	}
+	_, err = m.endIn(ctx, tx, s.ID, reasonFailed+why.Error(), 0)
+	return err
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/config"
+	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
@@ -119,6 +120,33 @@ func (m *Master) Seen(ctx context.Context, id host.ID) (f host.Facts, known bool
 
 // Charged returns what the ledger holds against a host.
 func (m *Master) Charged(id host.ID) host.Resources { return m.fleet.ledger.Charged(id) }
+
+// Open returns how many choices are not yet seen in a report.
+func (m *Master) Open() int {
+	if _, _, err := m.fleet.now(context.Background()); err != nil {
+		return -1
+	}
+	return m.fleet.ledger.Len()
+}
+
+// Retry changes the retry classes.
+func (m *Master) Retry(change func(*scheduler.RetryConfig)) {
+	c, r := scheduler.DefaultRetryConfig(), *m.rules.Load()
+	change(&c)
+	p, err := scheduler.NewRetryPolicy(c)
+	if err != nil {
+		panic(err)
+	}
+	r.retry, r.budget = p, &budget{RetryBudget: p.Budget()}
+	m.rules.Store(&r)
+}
+
+// Look reads the fleet anew.
+func (m *Master) Look(ctx context.Context) error {
+	m.fleet.changed()
+	_, _, err := m.fleet.now(ctx)
+	return err
+}
 
 // Lends reports whether the master has credentials in memory for a job.
 func (m *Master) Lends(id string) bool { _, ok := m.lent(template.JobID(id)); return ok }

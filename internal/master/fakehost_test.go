@@ -41,21 +41,26 @@ type fakeHost struct {
 
 	mu        sync.Mutex
 	room      host.Resources
+	zone      string // when it registers
 	artifacts map[string]bool
 	boxes     map[string]*hostpb.Sandbox
 	files     map[string][]byte
 	calls     map[string]int // how often each call came
 	signals   chan int32     // to the program that sleeps; nil: none does
 	created   []*hostpb.CreateSandboxRequest
+	revision  int64          // counts what it admitted and let go, and its reports
+	most      host.Resources // the most that it ever held at once
 	ensured   []*hostpb.EnsureArtifactRequest
 
 	// Knobs.
-	ensure  func(ctx context.Context) error // before an artifact is fetched
-	fetched func()                          // after it
-	create  func(ctx context.Context) error // before a sandbox is made
-	made    func() error                    // after it, before the answer
-	removal func() error                    // before an artifact or a sandbox is removed
-	holdOn  func(ctx context.Context)       // before an artifact is removed, without holding up the rest
+	ensure  func(ctx context.Context) error    // before an artifact is fetched
+	fetched func()                             // after it
+	create  func(ctx context.Context) error    // before a sandbox is made
+	made    func() error                       // after it, before the answer
+	refuse  func(id string, cpu int64) error   // before a sandbox is made, by what is asked for
+	removal func() error                       // before an artifact or a sandbox is removed
+	report  func(q *cubeapi.HostStatusRequest) // what it says of itself
+	holdOn  func(ctx context.Context)          // before an artifact is removed, without holding up the rest
 
 	telling sync.Mutex // held while a report is on its way
 	silent  bool       // sends no reports
@@ -116,6 +121,18 @@ func (h *fakeHost) away() {
 			_ = h.mute.Close() // nothing follows
 		}
 	})
+}
+
+// inZones has hosts registered anew with their zones.
+func (r *rig) inZones(hosts []*fakeHost, zone func(*fakeHost) string) {
+	r.t.Helper()
+	for _, h := range hosts {
+		h.hush()
+		h.set(func(h *fakeHost) { h.zone = zone(h) })
+		must(r.t, h.register(r.t.Context()))
+		must(r.t, h.say(r.t.Context()))
+		h.speak()
+	}
 }
 
 // back brings it back where it was.
@@ -191,15 +208,35 @@ func (h *fakeHost) once(ctx context.Context, registered *bool) {
 
 func (h *fakeHost) register(ctx context.Context) error {
 	return h.tell.Register(ctx, cubeapi.HostRegisterRequest{
-		NodeID: string(h.id), HostIP: "127.0.0.1", GRPCPort: h.port, InstanceType: "cubebox", Capacity: h.room, Allocatable: h.room, Version: "test",
+		Zone: h.zone, NodeID: string(h.id), HostIP: "127.0.0.1", GRPCPort: h.port, InstanceType: "cubebox", Capacity: h.room, Allocatable: h.room, Version: "test", Revision: h.count64(),
 	})
 }
 
 func (h *fakeHost) say(ctx context.Context) error {
 	h.mu.Lock()
-	q := cubeapi.HostStatusRequest{Ready: true, Allocated: h.used(), Sandboxes: len(h.boxes), Artifacts: slices.Collect(maps.Keys(h.artifacts))}
+	h.revision++
+	q := cubeapi.HostStatusRequest{Ready: true, Allocated: h.used(), Sandboxes: len(h.boxes), Artifacts: slices.Collect(maps.Keys(h.artifacts)), Revision: h.revision}
+	if h.report != nil {
+		h.report(&q)
+	}
 	h.mu.Unlock()
 	return h.tell.Report(ctx, h.id, q)
+}
+
+func (h *fakeHost) count64() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.revision
+}
+
+// truth is what it holds now.
+func (h *fakeHost) truth() *hostpb.HostTruth {
+	u := h.used()
+	return &hostpb.HostTruth{Revision: h.revision, Sandboxes: int32(len(h.boxes)), Allocated: messageOf(u), Allocatable: messageOf(h.room)} //nolint:gosec // a few
+}
+
+func messageOf(r host.Resources) *hostpb.Resources {
+	return &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots}
 }
 
 func resourcesOf(r *hostpb.Resources) host.Resources {
@@ -310,42 +347,53 @@ func (h *fakeHost) RemoveArtifact(ctx context.Context, q *hostpb.RemoveArtifactR
 func (h *fakeHost) CreateSandbox(ctx context.Context, q *hostpb.CreateSandboxRequest) (*hostpb.CreateSandboxResponse, error) {
 	h.count("create")
 	h.mu.Lock()
-	before, after := h.create, h.made
+	before, after, refuse := h.create, h.made, h.refuse
 	h.mu.Unlock()
+	if refuse != nil {
+		if err := refuse(q.GetSandboxId(), q.GetResources().GetMilliCpu()); err != nil {
+			return nil, serve.GRPCError(err)
+		}
+	}
 	if before != nil {
 		if err := before(ctx); err != nil {
 			return nil, serve.GRPCError(err)
 		}
 	}
-	b, err := h.admit(q)
+	b, truth, err := h.admit(q)
 	if err == nil && after != nil {
 		err = after()
 	}
 	if err != nil {
 		return nil, serve.GRPCError(err)
 	}
-	return &hostpb.CreateSandboxResponse{Sandbox: b}, nil
+	return &hostpb.CreateSandboxResponse{Sandbox: b, Truth: truth}, nil
 }
 
-func (h *fakeHost) admit(q *hostpb.CreateSandboxRequest) (*hostpb.Sandbox, error) {
+func (h *fakeHost) admit(q *hostpb.CreateSandboxRequest) (*hostpb.Sandbox, *hostpb.HostTruth, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.created = append(h.created, q)
 	if b, ok := h.boxes[q.GetSandboxId()]; ok {
-		return proto.CloneOf(b), nil
+		return proto.CloneOf(b), h.truth(), nil
 	}
 	if !h.artifacts[q.GetArtifactId()] {
-		return nil, fault.New(fault.ArtifactNotFound, "artifact %s", q.GetArtifactId())
+		return nil, nil, fault.New(fault.ArtifactNotFound, "artifact %s", q.GetArtifactId())
 	}
 	if free := h.room.Sub(h.used()); !resourcesOf(q.GetResources()).Fits(free) {
-		return nil, fault.New(fault.HostFull, "host %s", h.id)
+		return nil, nil, serve.WithTruth(fault.New(fault.HostFull, "host %s", h.id), h.truth())
 	}
 	b := &hostpb.Sandbox{
 		SandboxId: q.GetSandboxId(), TemplateId: q.GetTemplateId(), ArtifactId: q.GetArtifactId(), State: hostpb.SandboxState_SANDBOX_STATE_RUNNING,
 		Ip: "10.0.0.2", Resources: q.GetResources(), StepUs: map[string]int64{"runtime": 1500},
 	}
+	if h.boxes == nil {
+		h.boxes = map[string]*hostpb.Sandbox{}
+	}
 	h.boxes[q.GetSandboxId()] = b
-	return proto.CloneOf(b), nil
+	h.revision++
+	u := h.used()
+	h.most = host.Resources{MilliCPU: max(h.most.MilliCPU, u.MilliCPU), MemBytes: max(h.most.MemBytes, u.MemBytes), DiskBytes: max(h.most.DiskBytes, u.DiskBytes), Slots: max(h.most.Slots, u.Slots)}
+	return proto.CloneOf(b), h.truth(), nil
 }
 
 // DeleteSandbox is idempotent.
@@ -360,7 +408,8 @@ func (h *fakeHost) DeleteSandbox(_ context.Context, q *hostpb.DeleteSandboxReque
 	}
 	_, existed := h.boxes[q.GetSandboxId()]
 	delete(h.boxes, q.GetSandboxId())
-	return &hostpb.DeleteSandboxResponse{Existed: existed}, nil
+	h.revision++
+	return &hostpb.DeleteSandboxResponse{Existed: existed, Truth: h.truth()}, nil
 }
 
 // ListSandboxes is the host's truth.

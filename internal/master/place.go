@@ -78,7 +78,7 @@ func (m *Master) place(ctx context.Context, p *plan) (host.Facts, *hostpb.Create
 		}
 		m.log.InfoContext(ctx, "sandbox placed anew", slog.String("sandbox_id", string(p.row.ID)), slog.String("host_id", string(f.ID)), slog.String("error", err.Error()))
 		// The host may have it after all: whatever it made is removed.
-		if err := m.bounce(ctx, p, f.ID); err != nil {
+		if err := m.bounce(ctx, p); err != nil {
 			return f, nil, err
 		}
 		t.request.Exclude = append(t.request.Exclude, f.ID)
@@ -123,12 +123,8 @@ func (m *Master) charge(ctx context.Context, p *plan, t *attempts) (host.Facts, 
 			if f, shut, err = gate(ctx, tx, c.decision.Host); err != nil || shut != "" && !t.request.Force {
 				return err
 			}
-			row = p.row
-			row.HostID = f.ID
-			if row, err = sandboxdb.MoveSandbox(ctx, tx, row, sandbox.OnCharged); err != nil {
-				return err
-			}
-			return m.remember(ctx, tx, c)
+			row, err = m.chargedIn(ctx, tx, p.row, c)
+			return err
 		})
 		switch {
 		case err != nil:
@@ -239,7 +235,7 @@ func (m *Master) askHost(ctx context.Context, p *plan, f host.Facts, t *attempts
 // after notes why a host did not make it and says what to do.
 func (t *attempts) after(ctx context.Context, err error) scheduler.Verdict {
 	t.last = err
-	if errors.Is(err, fault.HostFull) {
+	if errors.Is(err, fault.HostFull) || errors.Is(err, fault.HostBusy) {
 		t.full++
 	}
 	left := time.Duration(1<<63 - 1)
@@ -293,7 +289,7 @@ func (m *Master) reported(r *rules, h host.ID, s sandbox.ID, err error) {
 		o = scheduler.TransportFailed
 	case r.retry.Class(ret, false) == scheduler.RetryRuntime, errors.Is(err, fault.DataDir):
 		o = scheduler.RuntimeFailed
-	case errors.Is(err, fault.HostFull):
+	case errors.Is(err, fault.HostFull), errors.Is(err, fault.HostBusy):
 		o = scheduler.CapacityRefused
 	}
 	m.fleet.choosing(func(_ *scheduler.View, now time.Time) { r.breakers.Report(h, s, o, now) })
@@ -326,7 +322,7 @@ func (m *Master) callCreate(ctx context.Context, p *plan, f host.Facts) (*hostpb
 	switch {
 	case err == nil:
 		return answer, nil
-	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded): // the host's clock may be the first to say so
+	case ctx.Err() == nil && (bounded.Err() != nil || status.Code(err) == codes.DeadlineExceeded || errors.Is(serve.FromGRPC(err), fault.Deadline)): // the host's clock may be the first to say so
 		return nil, fault.Wrap(fault.HostUnreachable, err, "host %s did not make sandbox %s in %s", f.ID, p.row.ID, m.onOneHost(p))
 	}
 	return nil, hostFault(ctx, err, f.ID)
@@ -340,16 +336,12 @@ func (m *Master) onOneHost(p *plan) time.Duration {
 
 // bounce takes a sandbox back from a host: the row is free for another, and
 // the host is told to remove what it may have made.
-func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
+func (m *Master) bounce(ctx context.Context, p *plan) error {
 	m.fleet.ledger.Release(p.row.ID)
-	row := p.row
+	var row sandbox.Sandbox
 	err := m.db.Update(ctx, func(tx *store.Tx) (err error) {
-		row = p.row
-		row.HostID = ""
-		if row, err = sandboxdb.MoveSandbox(ctx, tx, row, sandbox.OnBounced); err != nil {
-			return err
-		}
-		return enqueueDelete(ctx, tx, removal{row.ID, from, "bounced", false}, 0)
+		row, err = m.bounceIn(ctx, tx, p.row)
+		return err
 	})
 	if err != nil {
 		return changed(err, p.row.ID)
@@ -357,4 +349,14 @@ func (m *Master) bounce(ctx context.Context, p *plan, from host.ID) error {
 	p.row = row
 	m.deliverSoon(topicSandboxDelete)
 	return nil
+}
+
+func (m *Master) bounceIn(ctx context.Context, tx *store.Tx, row sandbox.Sandbox) (sandbox.Sandbox, error) {
+	from := row.HostID
+	row.HostID = ""
+	row, err := sandboxdb.MoveSandbox(ctx, tx, row, sandbox.OnBounced)
+	if err != nil {
+		return row, err
+	}
+	return row, enqueueDelete(ctx, tx, removal{row.ID, from, "bounced", false}, 0)
 }

@@ -161,12 +161,16 @@ func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
 
 // read resolves the template.
 func (p *plan) read(ctx context.Context, tx *store.Tx) (err error) {
-	name := cmp.Or(p.req.TemplateID, p.req.Annotations[cubeapi.AnnotationTemplate])
+	name := p.templateName()
 	if name == "" {
 		return fault.New(fault.InvalidInput, "template_id is missing")
 	}
 	p.template, err = templatedb.Resolve(ctx, tx, name)
 	return err
+}
+
+func (p *plan) templateName() string {
+	return cmp.Or(p.req.TemplateID, p.req.Annotations[cubeapi.AnnotationTemplate])
 }
 
 // kind is the instance type of the host.

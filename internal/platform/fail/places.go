@@ -22,6 +22,8 @@ var places = []string{
 	"cubelet.create.parts",
 	"cubelet.create.probe",
 	"cubelet.create.runtime",
+	"master.batch.after_hosts",
+	"master.batch.after_rows",
 	"master.built.after_commit",
 	"master.clean.after_host",
 	"master.clean.after_hosts",
