@@ -19,11 +19,14 @@ type QueueConfig struct {
 	// Service is how long a create takes once it is let through: what cannot be
 	// done in time is not begun.
 	Service time.Duration `yaml:"service"`
+	// InFlight is how many creates a master has under way at once: the others
+	// wait. 0: as DefaultQueueConfig says.
+	InFlight int `yaml:"in_flight"`
 }
 
 // DefaultQueueConfig lets a tenant wait with a thousand creates.
 func DefaultQueueConfig() QueueConfig {
-	return QueueConfig{PerTenant: 1000, Total: 20_000, Service: 50 * time.Millisecond}
+	return QueueConfig{PerTenant: 1000, Total: 20_000, Service: 50 * time.Millisecond, InFlight: 256}
 }
 
 // Ticket is one request that waits.
@@ -93,6 +96,9 @@ func NewQueue(c QueueConfig) (*Queue, error) {
 	}
 	if c.Service < 0 {
 		bad("service %s: must not be negative", c.Service)
+	}
+	if c.InFlight < 0 || c.InFlight > 1e6 {
+		bad("in_flight %d: must be within 0 and 1000000", c.InFlight)
 	}
 	for tenant, w := range c.Weights {
 		if !(w > 0 && w <= 1e6) {
