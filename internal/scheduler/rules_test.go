@@ -99,11 +99,13 @@ cubelet_conf:
   exclude_loop_retry_code: [130400]
   reuse_retry_code: [130526]
   loop_retry_code: [130597]
+  runtime_retry_code: [130545]
   circuit_break_code: [130508]
   backoff_retry_code: [130567]
   max_retries: 2
   loop_max_retries: 20
   transport_max_retries: 3
+  runtime_max_retries: 2
   backoff_retry_delay: 10ms
   max_delay_in_second: 0.5
   retry_share: 0.2
@@ -130,8 +132,8 @@ func TestEveryKeyIsTaken(t *testing.T) {
 		"queue":       r.Queue.PerTenant == 10 && r.Queue.Total == 100 && r.Queue.Weights["gold"] == 3 && r.Queue.Service == 20*time.Millisecond && r.Queue.InFlight == 7,
 		"external":    r.External.Candidates == 50 && r.External.MaxInfluence == 20 && r.External.Scorers[0] == scheduler.Scorer{Name: "heat", URL: "http://127.0.0.1:9/score", Weight: 2, Timeout: 100 * time.Millisecond, InFlight: 3, Failures: 2, Pause: time.Second, OnFailure: "closed"},
 		"retry": reflect.DeepEqual(r.Retry, scheduler.RetryConfig{
-			Exclude: []int{130400}, Reuse: []int{130526}, Loop: []int{130597}, Circuit: []int{130508}, Backoff: []int{130567},
-			MaxRetries: 2, LoopMaxRetries: 20, MaxTransport: 3, FirstDelay: 10 * time.Millisecond, MaxDelay: 500 * time.Millisecond, Share: 0.2, Burst: 50,
+			Exclude: []int{130400}, Reuse: []int{130526}, Loop: []int{130597}, Runtime: []int{130545}, Circuit: []int{130508}, Backoff: []int{130567},
+			MaxRetries: 2, LoopMaxRetries: 20, MaxTransport: 3, MaxRuntime: 2, FirstDelay: 10 * time.Millisecond, MaxDelay: 500 * time.Millisecond, Share: 0.2, Burst: 50,
 		}),
 	} {
 		if !ok {

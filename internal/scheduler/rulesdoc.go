@@ -101,11 +101,13 @@ type retries struct {
 	Exclude        []int         `yaml:"exclude_loop_retry_code,omitempty"`
 	Reuse          []int         `yaml:"reuse_retry_code,omitempty"`
 	Loop           []int         `yaml:"loop_retry_code,omitempty"`
+	Runtime        []int         `yaml:"runtime_retry_code,omitempty"`
 	Circuit        []int         `yaml:"circuit_break_code,omitempty"`
 	Backoff        []int         `yaml:"backoff_retry_code,omitempty"`
 	MaxRetries     int           `yaml:"max_retries"`
 	LoopMaxRetries int           `yaml:"loop_max_retries"`
 	MaxTransport   int           `yaml:"transport_max_retries"`
+	MaxRuntime     int           `yaml:"runtime_max_retries"`
 	FirstDelay     time.Duration `yaml:"backoff_retry_delay"`
 	MaxDelay       time.Duration `yaml:"max_delay"`
 	MaxDelaySecond float64       `yaml:"max_delay_in_second,omitempty"`
@@ -114,8 +116,8 @@ type retries struct {
 }
 
 var retryKeys = []string{
-	"exclude_loop_retry_code", "reuse_retry_code", "loop_retry_code", "circuit_break_code", "backoff_retry_code", "max_retries", "loop_max_retries",
-	"transport_max_retries", "backoff_retry_delay", "max_delay", "retry_share", "retry_burst",
+	"exclude_loop_retry_code", "reuse_retry_code", "loop_retry_code", "runtime_retry_code", "circuit_break_code", "backoff_retry_code", "max_retries", "loop_max_retries",
+	"transport_max_retries", "runtime_max_retries", "backoff_retry_delay", "max_delay", "retry_share", "retry_burst",
 }
 
 func documentOf(r *Rules) document {
@@ -133,7 +135,11 @@ func documentOf(r *Rules) document {
 			Types:    maps.Clone(r.Affinity.Types), LargeSizes: maps.Clone(r.Affinity.LargeSizes), Keys: r.Affinity.AllowedKeys,
 			Breaker: r.Breaker, Queue: r.Queue, External: r.External,
 		},
-		Cubelet: retries{y.Exclude, y.Reuse, y.Loop, y.Circuit, y.Backoff, y.MaxRetries, y.LoopMaxRetries, y.MaxTransport, y.FirstDelay, y.MaxDelay, 0, y.Share, y.Burst},
+		Cubelet: retries{
+			Exclude: y.Exclude, Reuse: y.Reuse, Loop: y.Loop, Runtime: y.Runtime, Circuit: y.Circuit, Backoff: y.Backoff,
+			MaxRetries: y.MaxRetries, LoopMaxRetries: y.LoopMaxRetries, MaxTransport: y.MaxTransport, MaxRuntime: y.MaxRuntime,
+			FirstDelay: y.FirstDelay, MaxDelay: y.MaxDelay, Share: y.Share, Burst: y.Burst,
+		},
 	}
 	d.Scheduler.Queue.Weights = maps.Clone(r.Queue.Weights)
 	d.Scheduler.External.Scorers = slices.Clone(r.External.Scorers)
@@ -180,8 +186,12 @@ func (d *document) rules(r *reader) *Rules {
 			},
 		},
 		Affinity: AffinityConfig{s.Types, s.LargeSizes, s.Keys},
-		Retry:    RetryConfig{y.Exclude, y.Reuse, y.Loop, y.Circuit, y.Backoff, y.MaxRetries, y.LoopMaxRetries, y.MaxTransport, y.FirstDelay, y.MaxDelay, y.Share, y.Burst},
-		Breaker:  s.Breaker, Queue: s.Queue, External: s.External,
+		Retry: RetryConfig{
+			Exclude: y.Exclude, Reuse: y.Reuse, Loop: y.Loop, Runtime: y.Runtime, Circuit: y.Circuit, Backoff: y.Backoff,
+			MaxRetries: y.MaxRetries, LoopMaxRetries: y.LoopMaxRetries, MaxTransport: y.MaxTransport, MaxRuntime: y.MaxRuntime,
+			FirstDelay: y.FirstDelay, MaxDelay: y.MaxDelay, Share: y.Share, Burst: y.Burst,
+		},
+		Breaker: s.Breaker, Queue: s.Queue, External: s.External,
 	}
 	for kind, m := range f.MaxByType {
 		if out.Scheduler.Limits.MaxByType == nil {
