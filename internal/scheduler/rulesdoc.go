@@ -172,7 +172,7 @@ func (d *document) rules(r *reader) *Rules {
 		}
 	}
 	if f.MemReserved < 0 || f.MemReserved > most>>20 {
-		r.faults = append(r.faults, placed{r.lines["scheduler.filter.node_max_mem_reserved_in_mb"], fmt.Sprintf("scheduler.filter.node_max_mem_reserved_in_mb %d: must be within 0 and %d", f.MemReserved, int64(most>>20))})
+		r.faults = append(r.faults, placed{r.lines["scheduler.filter.node_max_mem_reserved_in_mb"], fmt.Sprintf("scheduler.filter.node_max_mem_reserved_in_mb %d: must be within 0 and %d", f.MemReserved, most>>20)})
 		f.MemReserved = 0
 	}
 	out := &Rules{
