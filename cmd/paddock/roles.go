@@ -7,7 +7,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
 	"strconv"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -186,8 +189,29 @@ func (p *process) openMaster(ctx context.Context, l net.Listener) error {
 	if err != nil {
 		return err
 	}
+	if p.cfg.Master.SchedulerConfig != "" {
+		p.parts = append(p.parts, serve.Named{Name: "master.reload", Service: serve.Func(func(ctx context.Context) error {
+			reloadOnHangup(ctx, m)
+			return nil
+		})})
+	}
 	p.parts = append(p.parts, serve.Named{Name: "master", Service: m}, serve.Named{Name: "master.http", Service: serve.HTTPOn(l, p.log, m.Handler())})
 	return nil
+}
+
+// reloadOnHangup makes the master look at its file of rules at each SIGHUP.
+func reloadOnHangup(ctx context.Context, m *master.Master) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+			m.ReloadRules()
+		}
+	}
 }
 
 func (p *process) openCenter(ctx context.Context, l net.Listener) error {

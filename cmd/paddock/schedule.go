@@ -53,7 +53,7 @@ func (a *app) scheduleCommand() *cobra.Command {
 	f.IntVar(&q.Limit, "limit", 10, "hosts that are shown of those that fit, and of those that do not")
 	f.StringSliceVar(&q.Hosts, "host", nil, "show this host, wherever it stands")
 	f.StringVar(&q.Seed, "seed", "", "breaks ties; the same seed breaks them alike (default: by chance)")
-	c.AddCommand(a.scheduleShowCommand(), a.scheduleTraceCommand(), a.scheduleFleetCommand())
+	c.AddCommand(a.scheduleShowCommand(), a.scheduleTraceCommand(), a.scheduleFleetCommand(), a.scheduleConfigCommand())
 	return c
 }
 

@@ -24,7 +24,7 @@ var ranks = [][]string{
 	{"internal/sandbox"},  // layer 2's rules; merges with a template
 	{"internal/scheduler", "internal/workspace"},
 	{"internal/platform"},
-	{"internal/store", "internal/artifact", "internal/rootfs", "internal/progress", "internal/cubeapi"},
+	{"internal/store", "internal/artifact", "internal/rootfs", "internal/progress", "internal/cubeapi", "internal/extscore"},
 	{"internal/templatecenter", "internal/master", "internal/cubelet", "internal/proxy", "internal/core", "internal/controller", "internal/guest"},
 	{"internal/e2b", "internal/controlgrpc", "internal/workspacehttp"},
 	{"cmd"},

@@ -63,6 +63,7 @@ const (
 	PathHostQuota        = "/internal/meta/nodes/{node_id}/quota"
 	PathHostDrain        = "/internal/meta/nodes/{node_id}/drain"
 	PathHostIsolation    = "/internal/meta/nodes/{node_id}/isolation" // PUT cordons, DELETE ends it
+	PathSchedulerConfig  = "/internal/scheduler/config"
 	PathMasterHealth     = "/notify/health"
 	PathMetrics          = "/metrics"
 	PathOpenAPI          = "/openapi.yaml" // every HTTP face has it

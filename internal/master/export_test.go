@@ -52,6 +52,7 @@ func (m *Master) Quicken() {
 		agentWait:      time.Minute,
 		agentRead:      time.Minute,
 	}
+	m.pace.rules = 10 * time.Millisecond
 }
 
 // AgentPace sets how long the upload of an agent waits for its turn, and takes.
@@ -157,7 +158,8 @@ func HostFault(ctx context.Context, err error, id host.ID) error { return hostFa
 // ElsewhereUntil returns how many times in a row err sends a create to another
 // host, at most limit.
 func ElsewhereUntil(err *fault.Code, limit int) int {
-	r, bad := newRules(config.Default().Master)
+	d := scheduler.DefaultRules()
+	r, bad := newRules(config.Default().Master, &d, nil, nil)
 	if bad != nil {
 		panic(bad)
 	}

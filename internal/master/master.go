@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,23 +47,25 @@ type Board interface {
 
 // Master is the control plane. Make one with New.
 type Master struct {
-	cfg     config.Config
-	db      *store.Store
-	log     *slog.Logger
-	center  *cubeapi.CenterClient
-	hosts   *dialer
-	fleet   *fleet
-	rules   atomic.Pointer[rules]
-	spread  spread
-	handler http.Handler
-	metrics metrics
-	board   Board // nil: only the rows tell
-	redis   io.Closer
-	routing *routing // nil: nobody is told where sandboxes are
-	pace    pace
-	topics  []*topic
-	kick    chan struct{} // makes the sweep look now
-	step    func(name string) error
+	cfg      config.Config
+	db       *store.Store
+	log      *slog.Logger
+	center   *cubeapi.CenterClient
+	hosts    *dialer
+	fleet    *fleet
+	rules    atomic.Pointer[rules]
+	ruleFile *ruleFile
+	gate     *turnstile
+	spread   spread
+	handler  http.Handler
+	metrics  metrics
+	board    Board // nil: only the rows tell
+	redis    io.Closer
+	routing  *routing // nil: nobody is told where sandboxes are
+	pace     pace
+	topics   []*topic
+	kick     chan struct{} // makes the sweep look now
+	step     func(name string) error
 
 	base  context.Context // of all work that outlives its request; ends with Run
 	stop  context.CancelFunc
@@ -115,6 +118,7 @@ type pace struct {
 	moveWithin     time.Duration // a try that fails after so long is the last
 	agentWait      time.Duration // the upload of an agent waits so long for its turn
 	agentRead      time.Duration // and takes so long
+	rules          time.Duration // between two looks at the file of rules
 }
 
 func defaultPace(c config.Master) pace {
@@ -151,6 +155,7 @@ func defaultPace(c config.Master) pace {
 		moveWithin:     2 * time.Hour,
 		agentWait:      10 * time.Second,
 		agentRead:      5 * time.Minute,
+		rules:          2 * time.Second,
 	}
 }
 
@@ -167,12 +172,9 @@ type metrics struct {
 	blind    prometheus.Counter
 }
 
-// New returns a master. It does no I/O.
+// New returns a master. It reads the scheduler's file of rules, and does no
+// other I/O.
 func New(d Deps) (*Master, error) {
-	r, err := newRules(d.Config.Master)
-	if err != nil {
-		return nil, err
-	}
 	m := &Master{
 		cfg: d.Config, db: d.Store, log: d.Log, board: d.Board,
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
@@ -205,7 +207,10 @@ func New(d Deps) (*Master, error) {
 		m.routing = newRouting(d.Config.Redis)
 	}
 	m.fleet.left = func(id host.ID) { m.rules.Load().breakers.Forget(id) }
-	m.rules.Store(r)
+	m.ruleFile = newRuleFile(d.Config.Master.SchedulerConfig)
+	if err := m.firstRules(); err != nil {
+		return nil, err
+	}
 	m.base, m.stop = context.WithCancel(context.Background())
 	m.topics = []*topic{
 		newTopic(topicBuild, 4, m.dispatch),
@@ -216,6 +221,8 @@ func New(d Deps) (*Master, error) {
 		m.topics = append(m.topics, newTopic(topicRoute, 4, m.route))
 	}
 	d.Metrics.MustRegister(m.metrics.create, m.metrics.decision, m.metrics.refused, m.metrics.outbox, m.metrics.retries, m.metrics.blind, m.gauges())
+	d.Metrics.MustRegister(slices.Concat(m.gate.metrics.all(), m.ruleFile.all())...)
+	var err error
 	m.handler, err = m.routes(d.Metrics)
 	return m, err
 }
@@ -233,6 +240,7 @@ func (m *Master) Run(ctx context.Context) error {
 	}
 	loops.Go(func() { m.sweepLoop(ctx) })
 	loops.Go(func() { m.repairLoop(ctx) })
+	loops.Go(func() { m.rulesLoop(ctx) })
 	loops.Wait()
 	m.mu.Lock()
 	m.stopped = true

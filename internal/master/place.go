@@ -108,6 +108,9 @@ func wait(ctx context.Context, d time.Duration) error {
 func (m *Master) charge(ctx context.Context, p *plan, t *attempts) (host.Facts, error) {
 	for {
 		t.chosen++
+		if err := m.score(ctx, t.rules, &t.request); err != nil {
+			return host.Facts{}, err
+		}
 		c := choice{request: t.request, attempt: t.chosen, after: t.last, tenant: p.who}
 		var err error
 		if c.decision, c.at, err = m.choose(ctx, t.rules, t.request); err != nil {

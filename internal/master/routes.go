@@ -96,6 +96,8 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostRegister, Tag: hosts, Summary: "A cubelet's first word.", In: js(cubeapi.HostRegisterRequest{}), Out: js(cubeapi.Envelope{}), Security: byHost}, h(m.serveRegister), false},
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathHostStatus, Tag: hosts, Summary: "A cubelet's report.", In: js(cubeapi.HostStatusRequest{}), Out: js(cubeapi.HostStatusAnswer{}), Security: byHost}, h(m.serveStatus), false},
 
+		{openapi.Operation{Method: "GET", Path: cubeapi.PathSchedulerConfig, Tag: "scheduler", Summary: "The rules that hold, since when, and why a newer file is not taken.", Out: js(cubeapi.SchedulerConfigAnswer{}), Security: byUser}, h(m.serveSchedulerConfig), false},
+
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathAudit, Tag: "audit", Summary: "What users changed, newest first.", Params: []openapi.Param{q("subject", "only of this template, alias or host"), limit, cursor}, Out: js(cubeapi.AuditAnswer{}), Security: byUser}, h(m.serveAudit), false},
 
 		{openapi.Operation{Method: "GET", Path: cubeapi.PathMasterHealth, Tag: health, Summary: "The process answers.", Out: js(cubeapi.Envelope{})}, h(m.serveHealth), false},

@@ -41,6 +41,7 @@ var contract = []string{
 	"GET /internal/meta/nodes apiKey",
 	"GET /internal/meta/nodes/{node_id} apiKey",
 	"GET /internal/meta/nodes/{node_id}/drain apiKey",
+	"GET /internal/scheduler/config apiKey",
 	"GET /metrics open",
 	"GET /notify/health open",
 	"GET /openapi.yaml open",

@@ -68,6 +68,9 @@ func (m *Master) tryOut(ctx context.Context, req cubeapi.SandboxCreateRequest, s
 		return d, err
 	}
 	d.request.Sandbox, d.request.Seed, d.request.Explain = dryID, seed, true
+	if err := m.score(ctx, p.rules, &d.request); err != nil {
+		return d, err
+	}
 	// A refusal by a view that is not the newest is no answer yet.
 	for range 2 {
 		if _, _, err := m.fleet.now(ctx); err != nil {

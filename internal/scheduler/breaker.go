@@ -142,6 +142,20 @@ func NewBreakers(c BreakerConfig) (*Breakers, error) {
 	return &Breakers{conf: c, hosts: map[host.ID]*breaker{}}, nil
 }
 
+// Adopt makes b go by the configuration of to from now on. What it knows stays:
+// hosts that are out are out as long as they were to be.
+func (b *Breakers) Adopt(to *Breakers) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.conf.Window != to.conf.Window {
+		for _, h := range b.hosts { // its parts are counted otherwise
+			h.calls, h.failed, h.tick = [ticks]float64{}, [ticks]float64{}, 0
+		}
+	}
+	b.conf = to.conf
+	b.edits++
+}
+
 // Report counts how the call of a host for a sandbox ended at now.
 func (b *Breakers) Report(id host.ID, s sandbox.ID, o Outcome, now time.Time) {
 	b.mu.Lock()

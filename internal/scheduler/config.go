@@ -46,6 +46,10 @@ type Config struct {
 	Relax    []string  `yaml:"relax"`
 	Limits   Limits    `yaml:",inline"`
 	Profiles []Profile `yaml:"profiles"`
+
+	// external is the share of a score that those may have who are asked over
+	// HTTP; 0: nobody is.
+	external float64
 }
 
 // ScarceLabel is a label whose hosts are kept for those who ask for it. Without
@@ -293,12 +297,15 @@ func compileProfile(at string, p Profile, c Config, f *faults) *profile {
 	out := &profile{name: p.Name, labels: p.Labels, topN: p.TopN, bestOf: cmp.Or(c.BestOf, 2), relax: c.Relax}
 	if p.InstanceType != "" {
 		var err error
-		if out.kind, err = regexp.Compile("^(?:" + p.InstanceType + ")$"); err != nil {
+		if _, err = regexp.Compile(p.InstanceType); err == nil { // by itself: it must not close our bracket
+			out.kind, err = regexp.Compile("^(?:" + p.InstanceType + ")$")
+		}
+		if err != nil {
 			f.bad("%sinstance_type: %v", at, err)
 		}
 	}
 	out.compileFilters(at, c.Prefilters, p.Filters, f)
-	out.compileScores(at, p.Scores, f)
+	out.compileScores(at, p.Scores, c.external, f)
 	weights := maps.Clone(c.Factors)
 	if weights == nil {
 		weights = map[string]float64{}
@@ -353,8 +360,13 @@ func softFilters() []string {
 	return soft
 }
 
-func (p *profile) compileScores(at string, list []Weighted, f *faults) {
-	var sum float64
+// externalScore is the score of those who are asked over HTTP.
+const externalScore = "external_http_score"
+
+// compileScores gives the score of those who are asked over HTTP exactly the
+// share that they may have, unless it is listed with less.
+func (p *profile) compileScores(at string, list []Weighted, external float64, f *faults) {
+	var sum, asked float64
 	for i, w := range list {
 		sc, ok := scores[w.Name]
 		if !ok {
@@ -369,7 +381,21 @@ func (p *profile) compileScores(at string, list []Weighted, f *faults) {
 			f.bad("%senable_scorers[%d]: score %q has weight %v: must be over 0 and at most 1000000", at, i, w.Name, w.Weight)
 		}
 		p.scores, p.idle, p.weights, p.names = append(p.scores, sc), append(p.idle, idle[w.Name]), append(p.weights, w.Weight), append(p.names, w.Name)
-		sum += w.Weight
+		if sum += w.Weight; w.Name == externalScore {
+			asked = w.Weight
+		}
+	}
+	switch {
+	case external == 0:
+	case asked == 0:
+		w := 1.0 // of all, if nothing else scores
+		if sum > 0 {
+			w = sum * external / (1 - external)
+		}
+		p.scores, p.idle, p.weights, p.names = append(p.scores, scores[externalScore]), append(p.idle, idle[externalScore]), append(p.weights, w), append(p.names, externalScore)
+		sum += w
+	case asked > sum*external*(1+1e-9):
+		f.bad("%senable_scorers: %s has %.1f of 100 of the weight, and external.max_influence allows %.1f", at, externalScore, 100*asked/sum, 100*external)
 	}
 	for i := range p.weights {
 		p.weights[i] /= sum

@@ -111,3 +111,8 @@ func (s *Scheduler) on(v *View, l *Ledger, r Request, now time.Time, id host.ID,
 	c.on(int(n / lanes))
 	do(c, int(n%lanes))
 }
+
+// Names returns the names of all plugins and built-in profiles.
+func Names() []string {
+	return slices.Concat(slices.Collect(maps.Keys(filters)), slices.Collect(maps.Keys(scores)), slices.Collect(maps.Keys(factors)), slices.Collect(maps.Keys(pickers)), slices.Collect(maps.Keys(bases)))
+}

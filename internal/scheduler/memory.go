@@ -66,7 +66,7 @@ var steadyScores = []string{"least_allocated", "most_allocated", "template_local
 // has something of its own.
 func (c *cycle) memory(relaxed int) *memory {
 	r := c.req
-	if !c.prof.steady || c.blind || r.Explain || r.Affinity != nil || r.External != nil || r.Direct != "" || len(r.Scope) > 0 || len(r.Exclude) > 0 {
+	if !c.prof.steady || c.blind || r.Explain || r.lists || r.Affinity != nil || r.External != nil || r.Direct != "" || len(r.Scope) > 0 || len(r.Exclude) > 0 {
 		return nil
 	}
 	l := c.ledger

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -19,11 +20,14 @@ type QueueConfig struct {
 	// Service is how long a create takes once it is let through: what cannot be
 	// done in time is not begun.
 	Service time.Duration `yaml:"service"`
+	// InFlight is how many creates a master has under way at once: the others
+	// wait. 0: as DefaultQueueConfig says.
+	InFlight int `yaml:"in_flight"`
 }
 
 // DefaultQueueConfig lets a tenant wait with a thousand creates.
 func DefaultQueueConfig() QueueConfig {
-	return QueueConfig{PerTenant: 1000, Total: 20_000, Service: 50 * time.Millisecond}
+	return QueueConfig{PerTenant: 1000, Total: 20_000, Service: 50 * time.Millisecond, InFlight: 256}
 }
 
 // Ticket is one request that waits.
@@ -38,10 +42,28 @@ type Ticket struct {
 // BusyError is a refusal for lack of time or room in a queue.
 type BusyError struct {
 	RetryAfter time.Duration // when trying again may help, at a guess
+	Reason     string        // one of the Shed words
 	cause      error
 }
 
+// Why a ticket is not served.
+const (
+	ShedTenant = "tenant_full" // too many of its tenant wait
+	ShedTotal  = "total_full"  // too many wait
+	ShedLate   = "too_late"    // it would not be done in time
+)
+
+// Busy returns a refusal that asks to try again after a while: a second at
+// least, a minute at most.
+func Busy(after time.Duration, reason, format string, args ...any) *BusyError {
+	after = min(time.Minute, max(time.Second, after))
+	return &BusyError{after, reason, fault.New(fault.QueueFull, format+"; try again in %s", append(args, after.Round(time.Second))...)}
+}
+
 func (e *BusyError) Error() string { return e.cause.Error() }
+
+// After is RetryAfter, for those who know no queue.
+func (e *BusyError) After() time.Duration { return e.RetryAfter }
 
 // Unwrap is always a fault.QueueFull.
 func (e *BusyError) Unwrap() error { return e.cause }
@@ -67,6 +89,10 @@ type line struct {
 	since time.Time        // begin of the second that is counted
 	count float64
 }
+
+// maxLines is how many instance types are known before those that nobody waits
+// for are forgotten.
+const maxLines = 1000
 
 type flow struct {
 	line    *line
@@ -94,6 +120,9 @@ func NewQueue(c QueueConfig) (*Queue, error) {
 	if c.Service < 0 {
 		bad("service %s: must not be negative", c.Service)
 	}
+	if c.InFlight < 0 || c.InFlight > 1e6 {
+		bad("in_flight %d: must be within 0 and 1000000", c.InFlight)
+	}
 	for tenant, w := range c.Weights {
 		if !(w > 0 && w <= 1e6) {
 			bad("weights.%s %v: must be over 0 and at most 1000000", tenant, w)
@@ -104,6 +133,42 @@ func NewQueue(c QueueConfig) (*Queue, error) {
 		return nil, fault.Wrap(fault.BadConfig, errors.Join(faults...), "scheduler configuration")
 	}
 	return &Queue{conf: c, kinds: map[string]*line{}, where: map[string]*flow{}}, nil
+}
+
+// Adopt makes q go by the configuration of to from now on. Who waits stays, and
+// keeps its place beside the others of its tenant.
+func (q *Queue) Adopt(to *Queue) {
+	q.conf = to.conf
+	for _, l := range q.kinds {
+		for _, f := range l.flows {
+			w := cmp.Or(q.conf.Weights[f.tenant], 1)
+			scale, from := f.weight/w, l.clock
+			if len(f.tickets) > 0 {
+				from = f.tickets[0].start
+			}
+			for i := range f.tickets {
+				f.tickets[i].start = from + scale*(f.tickets[i].start-from)
+			}
+			f.last, f.weight = from+scale*(f.last-from), w
+		}
+	}
+}
+
+// InFlight is how many may be under way at once.
+func (q *Queue) InFlight() int { return cmp.Or(q.conf.InFlight, DefaultQueueConfig().InFlight) }
+
+// Wait estimates how long a ticket of that tenant and instance type would wait;
+// 0: nothing is known yet.
+func (q *Queue) Wait(tenant, instanceType string) time.Duration {
+	l := q.kinds[instanceType]
+	if l == nil {
+		return 0
+	}
+	f := l.flows[tenant]
+	if f == nil {
+		f = &flow{line: l, weight: cmp.Or(q.conf.Weights[tenant], 1), last: l.clock}
+	}
+	return l.estimate(f, 1)
 }
 
 // Len returns how many wait.
@@ -120,6 +185,9 @@ func (q *Queue) Push(t Ticket, now time.Time) error {
 	}
 	l := q.kinds[t.InstanceType]
 	if l == nil {
+		if len(q.kinds) >= maxLines {
+			maps.DeleteFunc(q.kinds, func(_ string, l *line) bool { return l.n == 0 })
+		}
 		l = &line{flows: map[string]*flow{}}
 		q.kinds[t.InstanceType] = l
 	}
@@ -130,11 +198,11 @@ func (q *Queue) Push(t Ticket, now time.Time) error {
 	wait := l.estimate(f, t.Cost)
 	switch {
 	case len(f.tickets) >= q.conf.PerTenant:
-		return busy(wait, "%d creates of tenant %q wait already", len(f.tickets), t.Tenant)
+		return Busy(wait, ShedTenant, "%d creates of tenant %q wait already", len(f.tickets), t.Tenant)
 	case q.n >= q.conf.Total:
-		return busy(wait, "%d creates wait already", q.n)
+		return Busy(wait, ShedTotal, "%d creates wait already", q.n)
 	case !t.Deadline.IsZero() && t.Deadline.Sub(now) < wait+q.conf.Service:
-		return busy(wait+q.conf.Service-t.Deadline.Sub(now), "its turn is in about %s, and its time is up in %s", wait.Round(time.Millisecond), t.Deadline.Sub(now).Round(time.Millisecond))
+		return Busy(wait+q.conf.Service-t.Deadline.Sub(now), ShedLate, "its turn is in about %s, and its time is up in %s", wait.Round(time.Millisecond), t.Deadline.Sub(now).Round(time.Millisecond))
 	}
 	if l.n == 0 {
 		l.since, l.count = now, 0 // an idle time says nothing of how fast it goes
@@ -147,11 +215,6 @@ func (q *Queue) Push(t Ticket, now time.Time) error {
 	q.n++
 	l.n++
 	return nil
-}
-
-func busy(after time.Duration, format string, args ...any) error {
-	after = min(time.Minute, max(time.Second, after))
-	return &BusyError{after, fault.New(fault.QueueFull, format+"; try again in %s", append(args, after.Round(time.Second))...)}
 }
 
 // estimate returns how long a new ticket of f would wait.

@@ -215,6 +215,13 @@ func (p *RetryPolicy) Budget() *RetryBudget {
 // Earn notes a request, which pays for its share of retries.
 func (b *RetryBudget) Earn() { b.tokens = min(b.burst, b.tokens+b.share) }
 
+// Adopt makes b go by another policy from now on. What was spent stays spent.
+func (b *RetryBudget) Adopt(p *RetryPolicy) {
+	spent := b.burst - b.tokens
+	b.share, b.burst = p.conf.Share, float64(p.conf.Burst)
+	b.tokens = max(0, b.burst-spent)
+}
+
 func (b *RetryBudget) spend() bool {
 	if b == nil {
 		return true

@@ -16,6 +16,8 @@
 package scheduler
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/fault"
@@ -46,6 +48,8 @@ type Request struct {
 	Force   bool
 	Seed    uint64 // breaks ties; the same seed breaks them the same way
 	Explain bool   // fill what Decision has for readers
+
+	lists bool // the list of fit hosts is wanted
 }
 
 // Decision is a choice with its reasons.
@@ -153,6 +157,28 @@ func (s *Scheduler) Fit(v *View, l *Ledger, r Request, now time.Time) ([]host.ID
 	return ids, err
 }
 
+// Best returns the n best of the hosts that are fit for r, best first, for
+// somebody else to score. Its refusals are those of Decide.
+func (s *Scheduler) Best(v *View, l *Ledger, r Request, n int, now time.Time) ([]Scored, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var d Decision
+	r.lists, r.Explain = true, false
+	if err := s.decide(&d, v, l, &r, now); err != nil {
+		return nil, err
+	}
+	c := &l.cycle
+	best := slices.Clone(c.list)
+	slices.SortFunc(best, func(a, b ranked) int {
+		return cmp.Or(cmp.Compare(b.score, a.score), cmp.Compare(mix(v.pages[b.at/lanes].lot[b.at%lanes]^c.seed), mix(v.pages[a.at/lanes].lot[a.at%lanes]^c.seed)))
+	})
+	out := make([]Scored, min(n, len(best)))
+	for i := range out {
+		out[i] = Scored{v.at(best[i].at).ID, best[i].score}
+	}
+	return out, nil
+}
+
 func (s *Scheduler) decide(d *Decision, v *View, l *Ledger, r *Request, now time.Time) error {
 	if r.Resources.MilliCPU < 0 || r.Resources.MemBytes < 0 || r.Resources.DiskBytes < 0 || r.Resources.Slots < 0 {
 		return fault.New(fault.InvalidInput, "place sandbox %s: resources under 0", r.Sandbox)
@@ -186,7 +212,7 @@ func (c *cycle) run(d *Decision, relaxed []string) {
 	c.active(relaxed)
 	c.scoring()
 	best, second := ranked{at: -1}, ranked{at: -1}
-	c.list, c.lists, c.explains = c.list[:0], c.prof.ranks || c.req.Explain, nil
+	c.list, c.lists, c.explains = c.list[:0], c.prof.ranks || c.req.Explain || c.req.lists, nil
 	if c.req.Explain {
 		c.explains = d
 	}

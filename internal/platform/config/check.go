@@ -92,6 +92,9 @@ func (c *Config) checkMaster(k *checker) {
 	k.positive("master.built_stale_after", m.BuiltStaleAfter)
 	k.positive("master.artifact_gc_after", m.ArtifactGCAfter)
 	k.positive("master.audit_kept", m.AuditKept)
+	if m.SchedulerConfig != "" {
+		k.path("master.scheduler_config", m.SchedulerConfig)
+	}
 	k.between("master.distribute_workers", m.DistributeWorkers, 1, 256)
 }
 

@@ -91,6 +91,7 @@ type Master struct {
 	HealRebuild        bool          `yaml:"heal_rebuild" env:"PADDOCK_HEAL_REBUILD" doc:"build a template's bytes again by itself when the artifact store has lost them and the image needs no credentials"`
 	BuiltStaleAfter    time.Duration `yaml:"built_stale_after" env:"CUBE_MASTER_BUILT_STALE_AFTER" doc:"a built job that nobody distributes for so long is resumed"`
 	ArtifactGCAfter    time.Duration `yaml:"artifact_gc_after" env:"PADDOCK_ARTIFACT_GC_AFTER" doc:"an artifact that nothing refers to is removed from hosts and store after so long"`
+	SchedulerConfig    string        `yaml:"scheduler_config" env:"PADDOCK_SCHEDULER_CONFIG" doc:"file of the scheduler's rules, see guides/scheduling.md; a change of it is taken while the master runs; empty: the defaults"`
 	AuditKept          time.Duration `yaml:"audit_kept" env:"PADDOCK_AUDIT_KEPT" doc:"how long it is remembered who changed what"`
 }
 

@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net/http"
+	"strconv"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -27,6 +30,9 @@ type refusal struct {
 	} `json:"ret"`
 	Error fault.Detail `json:"error"`
 }
+
+// waiter is a failure that knows when trying again may help.
+type waiter interface{ After() time.Duration }
 
 // WriteError answers with err's HTTP status and its detail.
 func WriteError(w http.ResponseWriter, r *http.Request, err error) {
@@ -66,7 +72,11 @@ func refused(w http.ResponseWriter, r *http.Request, err error) refusal {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	if code.Class.Retry && (code.Class.HTTP == http.StatusTooManyRequests || code.Class.HTTP == http.StatusServiceUnavailable) {
-		w.Header().Set("Retry-After", "1")
+		after, seconds := waiter(nil), 1
+		if errors.As(err, &after) {
+			seconds = max(1, int(math.Ceil(after.After().Seconds())))
+		}
+		w.Header().Set("Retry-After", strconv.Itoa(seconds))
 	}
 	return body
 }

@@ -1,0 +1,4 @@
+package extscore
+
+// Read is read.
+var Read = read
