@@ -123,6 +123,9 @@ func (a *app) simulate(s simFlags) (out simulated, err error) {
 	if err != nil {
 		return out, err
 	}
+	if s.fleet == "" {
+		sim.Hold(s.run.Seed, s.run.Hosts, s.run.Trace, s.hosts.Holding)
+	}
 	if began := time.Now(); !s.noTiming {
 		s.run.Watch = func() time.Duration { return time.Since(began) }
 	}
