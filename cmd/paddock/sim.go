@@ -80,7 +80,7 @@ func (s *simFlags) add(c *cobra.Command) {
 	f.BoolVar(&s.noTiming, "no-timing", false, "leave out what is measured by a clock")
 
 	f.IntVar(&s.load.Creates, "creates", 10_000, "drawn: how many")
-	f.Float64Var(&s.load.PerSecond, "rate", 100, "drawn: creates a second")
+	f.Float64Var(&s.load.PerSecond, "rate", 40, "drawn: creates a second")
 	f.DurationVar(&s.load.Life, "life", 20*time.Second, "drawn: how long a sandbox lives on average; 0: for ever")
 	f.DurationVar(&s.load.Deadline, "deadline", 0, "drawn: after which a create is given up; 0: never")
 	f.IntVar(&s.load.Templates, "templates", 20, "drawn: how many templates there are; 0: none")
@@ -122,6 +122,9 @@ func (a *app) simulate(s simFlags) (out simulated, err error) {
 	}
 	if err != nil {
 		return out, err
+	}
+	if s.fleet == "" {
+		sim.Hold(s.run.Seed, s.run.Hosts, s.run.Trace, s.hosts.Holding)
 	}
 	if began := time.Now(); !s.noTiming {
 		s.run.Watch = func() time.Duration { return time.Since(began) }

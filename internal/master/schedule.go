@@ -52,6 +52,18 @@ type dry struct {
 	out      []host.ID // kept away by their breakers
 	at       time.Time
 	took     time.Duration
+	tenant   string
+}
+
+// tryOutOf is tryOut for whoever calls.
+func (m *Master) tryOutOf(r *http.Request, req cubeapi.SandboxCreateRequest, seed uint64) (dry, error) {
+	who, err := tenantOf(r, &req)
+	if err != nil {
+		return dry{}, err
+	}
+	d, err := m.tryOut(r.Context(), req, seed)
+	d.tenant = who.name
+	return d, err
 }
 
 // tryOut decides as a create would now. Nothing is charged, stored or called.
@@ -115,7 +127,7 @@ func (m *Master) serveSchedule(w http.ResponseWriter, r *http.Request) {
 	}
 	var d dry
 	if err == nil {
-		d, err = m.tryOut(r.Context(), req, seed)
+		d, err = m.tryOutOf(r, req, seed)
 	}
 	if err != nil {
 		serve.WriteError(w, r, err)
@@ -147,7 +159,7 @@ func (d *dry) show(limit int, only []string) cubeapi.ScheduleAnswer {
 		Fits: d.refused == nil, HostIP: d.host.IP, Decision: showDecision(&d.decision, d.refused), Parts: parts(d.decision.Parts), RunnerUpParts: parts(d.decision.RunnerUpParts),
 		Hosts: []cubeapi.ScoredHost{}, Out: []cubeapi.DroppedHost{},
 	}
-	a.Decision.At, a.Decision.Request = stamp(d.at), showPlacement(&d.request, "")
+	a.Decision.At, a.Decision.Request = stamp(d.at), showPlacement(&d.request, d.tenant)
 	shown := func(n int, id host.ID) bool {
 		return len(only) == 0 && n < limit || len(only) > 0 && slices.Contains(only, string(id))
 	}
@@ -192,7 +204,7 @@ func (m *Master) serveFakeCreate(w http.ResponseWriter, r *http.Request) {
 	unknown, err := serve.ReadJSONWarn(r, maxBody, &req)
 	var d dry
 	if err == nil {
-		d, err = m.tryOut(r.Context(), req, rand.Uint64())
+		d, err = m.tryOutOf(r, req, rand.Uint64())
 	}
 	if err == nil {
 		err = d.refused

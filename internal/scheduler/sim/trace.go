@@ -15,6 +15,7 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
+	"github.com/paddock-dev/paddock/internal/template"
 )
 
 // Size is what sandboxes ask for, and how many of them do.
@@ -116,14 +117,31 @@ func (f Fleet) Build(seed uint64) []host.Facts {
 		}
 	}
 	for t := range f.Templates {
-		first := rng.IntN(f.Hosts)
-		for i := range hosts {
-			if i == first || rng.Float64() < f.Holding {
-				hosts[i].Artifacts = append(hosts[i].Artifacts, artifact(t+1))
-			}
-		}
+		hold(rng, hosts, artifact(t+1), f.Holding)
 	}
 	return hosts
+}
+
+// Hold lets hosts hold what the creates of a trace name, as drawn hosts hold
+// drawn templates: each by the given share of them, and by one at least.
+func Hold(seed uint64, hosts []host.Facts, trace []Event, share float64) {
+	rng := rand.New(rand.NewPCG(seed, 0x686f))
+	known := map[template.ArtifactID]bool{"": true}
+	for i := range trace {
+		if a := trace[i].Artifact; !known[a] {
+			known[a] = true
+			hold(rng, hosts, string(a), share)
+		}
+	}
+}
+
+func hold(rng *rand.Rand, hosts []host.Facts, artifact string, share float64) {
+	first := rng.IntN(len(hosts))
+	for i := range hosts {
+		if i == first || rng.Float64() < share {
+			hosts[i].Artifacts = append(hosts[i].Artifacts, artifact)
+		}
+	}
 }
 
 func artifact(template int) string { return fmt.Sprintf("rfs-%d", template) }
