@@ -137,14 +137,14 @@ func (f *fleet) become(hosts []host.Facts, now time.Time, asked uint64) (*schedu
 }
 
 // compare returns which hosts of the view are not in the list, and which count
-// anew what they admit: they have gone on to report for long, and still with
-// less than they were known to have.
+// anew what they admit: they have registered again with less than they were
+// known to have, or have gone on for long to report less.
 func (f *fleet) compare(hosts []host.Facts) (gone, anew []host.ID) {
 	in := make(map[host.ID]bool, len(hosts))
 	for i := range hosts {
 		h := &hosts[i]
 		in[h.ID] = true
-		if old, ok := f.view.Host(h.ID); ok && h.Usage.Revision < old.Usage.Revision && h.HeardAt.Sub(old.HeardAt) > f.staleAfter/2 {
+		if old, ok := f.view.Host(h.ID); ok && h.Usage.Revision < old.Usage.Revision && (h.RegisteredAt.After(old.RegisteredAt) || h.HeardAt.Sub(old.HeardAt) > f.staleAfter/2) {
 			anew = append(anew, h.ID)
 		}
 	}

@@ -416,3 +416,25 @@ func TestMeasuresAreDatedByTheDatabase(t *testing.T) {
 		return err
 	})
 }
+
+// A host that makes as many at once as it may is no broken one: another is
+// asked, and when all are so it is no room.
+func TestABusyHostIsPassedBy(t *testing.T) {
+	r, hosts := ready(t, sqlite(t), 2, plenty)
+	busy := func(h *fakeHost) {
+		h.set(func(h *fakeHost) {
+			h.create = func(context.Context) error { return fault.New(fault.HostBusy, "host %s", h.id) }
+		})
+	}
+	busy(hosts[0])
+	for range 4 {
+		a, err := r.create("base")
+		must(t, err)
+		if a.HostID != string(hosts[1].id) {
+			t.Errorf("it is on %s", a.HostID)
+		}
+	}
+	busy(hosts[1])
+	_, err := r.create("base")
+	refused(t, err, fault.NoCapacity)
+}

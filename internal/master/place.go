@@ -238,7 +238,7 @@ func (m *Master) askHost(ctx context.Context, p *plan, f host.Facts, t *attempts
 // after notes why a host did not make it and says what to do.
 func (t *attempts) after(ctx context.Context, err error) scheduler.Verdict {
 	t.last = err
-	if errors.Is(err, fault.HostFull) || errors.Is(err, fault.HostBusy) {
+	if noRoom(err) {
 		t.full++
 	}
 	left := time.Duration(1<<63 - 1)
@@ -292,7 +292,7 @@ func (m *Master) reported(r *rules, h host.ID, s sandbox.ID, err error) {
 		o = scheduler.TransportFailed
 	case r.retry.Class(ret, false) == scheduler.RetryRuntime, errors.Is(err, fault.DataDir):
 		o = scheduler.RuntimeFailed
-	case errors.Is(err, fault.HostFull), errors.Is(err, fault.HostBusy):
+	case noRoom(err):
 		o = scheduler.CapacityRefused
 	}
 	m.fleet.choosing(func(_ *scheduler.View, now time.Time) { r.breakers.Report(h, s, o, now) })
@@ -300,6 +300,9 @@ func (m *Master) reported(r *rules, h host.ID, s sandbox.ID, err error) {
 		m.fleet.learned(h, t)
 	}
 }
+
+// noRoom reports whether a host has no room now, and nothing was made there.
+func noRoom(err error) bool { return errors.Is(err, fault.HostFull) || errors.Is(err, fault.HostBusy) }
 
 // explain words a choice that found no host after others were tried: hosts
 // that said that they are full are no missing hosts.

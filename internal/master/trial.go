@@ -134,7 +134,7 @@ func (m *Master) try(ctx context.Context, j template.Job, a template.Artifact, f
 	began := time.Now()
 	for wait := trialFirst; ; wait = min(2*wait, trialLast) {
 		err := m.tryOnce(ctx, p, f)
-		if !errors.Is(err, fault.HostFull) && !errors.Is(err, fault.DiskFull) {
+		if !noRoom(err) && !errors.Is(err, fault.DiskFull) {
 			return err
 		}
 		if time.Since(began)+wait > m.pace.trialRoom {
@@ -158,7 +158,7 @@ func (m *Master) tryOnce(ctx context.Context, p *plan, f host.Facts) error {
 	m.fleet.ledger.Charge(scheduler.Charge{Sandbox: p.row.ID, Host: f.ID, Resources: p.row.Resources, At: now})
 	defer m.fleet.ledger.Release(p.row.ID)
 	_, err = m.callCreate(ctx, p, f)
-	if errors.Is(err, fault.HostFull) {
+	if noRoom(err) {
 		return err // nothing was made
 	}
 	if err := m.step("master.trial.made"); err != nil {

@@ -118,9 +118,10 @@ func sandboxesOfAHostAreCounted(t *testing.T, fresh Fresh) {
 				return err
 			}
 			state, at := "running", "h1"
-			if i == 1 {
+			switch i {
+			case 1:
 				state = "terminated"
-			} else if i == 2 {
+			case 2:
 				at = "h2"
 			}
 			if _, err := tx.Exec(ctx, `UPDATE sandbox SET state = ?, host_id = ? WHERE id = ?`, state, []byte(at), string(row.ID)); err != nil {
