@@ -150,7 +150,8 @@ func (h *Host) register(ctx context.Context, to *cubeapi.HostClient) error {
 
 func (h *Host) report(ctx context.Context, to *cubeapi.HostClient) error {
 	h.mu.Lock()
-	q := cubeapi.HostStatusRequest{Ready: true, Allocated: h.used, Sandboxes: len(h.boxes), Artifacts: h.o.Artifacts}
+	h.revision++ // counts reports too: one that is overtaken on its way is known for it
+	q := cubeapi.HostStatusRequest{Ready: true, Allocated: h.used, Sandboxes: len(h.boxes), Artifacts: h.o.Artifacts, Revision: h.revision}
 	h.mu.Unlock()
 	return to.Report(ctx, h.ID, q)
 }
