@@ -57,24 +57,33 @@ func (a *app) showRules(s *cubeapi.SchedulerConfig) error {
 	return err
 }
 
-func (a *app) checkRules(file string) error {
+// readRules reads a file of rules that flag names, and says what it is warned of.
+func (a *app) readRules(flag, file string) (*scheduler.Rules, []string, error) {
 	in := a.stdin
 	if file != "-" {
 		f, err := os.Open(file)
 		if err != nil {
-			return fault.Wrap(fault.InvalidInput, err, "--check")
+			return nil, nil, fault.Wrap(fault.InvalidInput, err, "%s", flag)
 		}
 		defer func() { _ = f.Close() }() // it is only read
 		in = f
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxRulesFile))
 	if err != nil {
-		return fault.Wrap(fault.InvalidInput, err, "--check %s", file)
+		return nil, nil, fault.Wrap(fault.InvalidInput, err, "%s %s", flag, file)
 	}
 	rules, warnings, err := scheduler.ParseRules(text)
 	a.warn(warnings)
 	if err != nil {
-		return fault.Wrap(fault.BadConfig, err, "%s", file)
+		return nil, nil, fault.Wrap(fault.BadConfig, err, "%s", file)
+	}
+	return rules, warnings, nil
+}
+
+func (a *app) checkRules(file string) error {
+	rules, warnings, err := a.readRules("--check", file)
+	if err != nil {
+		return err
 	}
 	whole, err := rules.YAML()
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
-	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/scheduler/sim"
 )
 
@@ -24,6 +23,7 @@ import (
 type simFlags struct {
 	run          sim.Run
 	trace, fleet string // files; empty: drawn
+	rules        string // a file; empty: the defaults
 	load         sim.Load
 	hosts        sim.Fleet
 	cpu, mem     string // of a drawn host
@@ -70,6 +70,7 @@ func (a *app) simCommand() *cobra.Command {
 func (s *simFlags) add(c *cobra.Command) {
 	f := c.Flags()
 	f.StringVar(&s.trace, "trace", "", "creates, as `paddock schedule trace` prints them; - for standard input (default: drawn)")
+	f.StringVar(&s.rules, "rules", "", "file of rules that the masters decide by (default: those of a master without one); external scorers are not asked")
 	f.StringVar(&s.fleet, "fleet", "", "hosts, as `paddock schedule fleet` prints them (default: drawn)")
 	f.Uint64Var(&s.run.Seed, "seed", 1, "of all chance")
 	f.IntVar(&s.run.Masters, "masters", s.run.Masters, "masters that share the load")
@@ -103,8 +104,12 @@ const (
 )
 
 func (a *app) simulate(s simFlags) (out simulated, err error) {
-	if s.run.Config, err = a.simRules(); err != nil {
-		return out, err
+	if s.rules != "" {
+		rules, _, err := a.readRules("--rules", s.rules)
+		if err != nil {
+			return out, err
+		}
+		s.run.Config, s.run.Breaker, s.run.Retry, s.run.Queue = rules.Scheduler, rules.Breaker, rules.Retry, rules.Queue
 	}
 	if s.fleet != "" {
 		s.run.Hosts, err = readFile(a, s.fleet, sim.ReadFleet)
@@ -132,12 +137,6 @@ func (a *app) simulate(s simFlags) (out simulated, err error) {
 	out = simulated{Hosts: len(s.run.Hosts), Creates: len(s.run.Trace), Masters: s.run.Masters, Seed: s.run.Seed}
 	out.Result, err = s.run.Do()
 	return out, err
-}
-
-// simRules are the rules that a simulation decides by: those that a master
-// starts with when its configuration says nothing of them.
-func (a *app) simRules() (scheduler.Config, error) {
-	return scheduler.DefaultConfig(), nil
 }
 
 func readFile[T any](a *app, name string, read func(io.Reader) ([]T, error)) ([]T, error) {

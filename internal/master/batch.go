@@ -158,7 +158,7 @@ func (m *Master) createBatch(whole context.Context, who tenant, req *cubeapi.San
 	for _, p := range b.parts {
 		p.who = who.name
 	}
-	leave, err := m.enter(ctx, who.name, kindOf(req.SandboxCreateRequest))
+	leave, err := m.enterN(ctx, who.name, kindOf(req.SandboxCreateRequest), len(b.parts))
 	if err != nil {
 		return nil, inTime(ctx, limit, err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/store/sandboxdb"
+	"github.com/paddock-dev/paddock/internal/template"
 )
 
 // errShut rolls a transaction back whose hosts were shut since they were chosen.
@@ -39,6 +40,9 @@ func (m *Master) beginBatch(ctx context.Context, b *batch) (again []string, err 
 		return nil, err
 	}
 	m.fleet.changed() // one look more is little beside what it is for
+	if err := m.scoreBatch(ctx, b); err != nil {
+		return nil, err
+	}
 	for {
 		if err := m.chooseBatch(ctx, b, b.parts); err != nil {
 			return nil, err
@@ -75,6 +79,30 @@ func (m *Master) beginBatch(ctx context.Context, b *batch) (again []string, err 
 		}
 		m.shutOut(b.parts, shut)
 	}
+}
+
+// scoreBatch asks the external scorers once for all requests of a template, a
+// kind and a size.
+func (m *Master) scoreBatch(ctx context.Context, b *batch) error {
+	type shape struct {
+		template  template.ID
+		kind      string
+		resources host.Resources
+	}
+	asked := map[shape]map[host.ID]float64{}
+	for _, p := range b.parts {
+		q := &p.t.request
+		s := shape{q.Template, q.InstanceType, q.Resources}
+		scores, ok := asked[s]
+		if !ok {
+			if err := m.score(ctx, b.rules, q); err != nil {
+				return err
+			}
+			scores, asked[s] = q.External, q.External
+		}
+		q.External = scores
+	}
+	return nil
 }
 
 // shutOut keeps those parts away from shut hosts that were to go there.

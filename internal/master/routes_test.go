@@ -48,6 +48,7 @@ var contract = []string{
 	"POST /cube/sandbox apiKey",
 	"POST /cube/sandbox/exec apiKey",
 	"POST /cube/sandbox/exec/signal apiKey",
+	"POST /cube/sandbox/batch apiKey",
 	"POST /cube/sandbox/preview apiKey",
 	"POST /cube/schedule apiKey",
 	"POST /cube/template apiKey",
