@@ -114,7 +114,7 @@ left=$(
 	ip -o link 2>/dev/null | grep "pd$tag-" || true
 	find /sys/fs/cgroup -maxdepth 2 -name "paddock-$tag" 2>/dev/null || true
 	nft list tables 2>/dev/null | grep "paddock_$tag" || true
-	find "$data/cubelet" "$data/artifacts" "$data/work" -type f ! -name .store-id 2>/dev/null || true
+	find "$data/cubelet" "$data/artifacts" "$data/work" -type f ! -name .store-id ! -path "$data/cubelet/revision" 2>/dev/null || true
 )
 rm -rf "$work"
 [ -z "$left" ] || die "left behind: $left"

@@ -69,9 +69,9 @@ func (a *app) simCommand() *cobra.Command {
 
 func (s *simFlags) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&s.trace, "trace", "", "creates, as `paddock schedule trace` prints them; - for standard input (default: drawn)")
-	f.StringVar(&s.rules, "rules", "", "file of rules that the masters decide by (default: those of a master without one); external scorers are not asked")
-	f.StringVar(&s.fleet, "fleet", "", "hosts, as `paddock schedule fleet` prints them (default: drawn)")
+	f.StringVar(&s.trace, "trace", "", "`FILE` of creates, as \"paddock schedule trace\" prints them; - for standard input (default: drawn)")
+	f.StringVar(&s.rules, "rules", "", "`FILE` of rules that the masters decide by (default: those of a master without one); external scorers are not asked")
+	f.StringVar(&s.fleet, "fleet", "", "`FILE` of hosts, as \"paddock schedule fleet\" prints them (default: drawn)")
 	f.Uint64Var(&s.run.Seed, "seed", 1, "of all chance")
 	f.IntVar(&s.run.Masters, "masters", s.run.Masters, "masters that share the load")
 	f.IntVar(&s.run.InFlight, "in-flight", s.run.InFlight, "creates that a master has under way at once")

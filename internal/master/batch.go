@@ -37,6 +37,7 @@ type batch struct {
 	all   bool
 	parts []*part
 	sub   store.Submission // without an id: it may not be sent again
+	kept  []byte           // the answer of an earlier batch of the same id
 	rules *rules
 }
 
@@ -239,6 +240,7 @@ func (b *batch) earlier(ctx context.Context, tx *store.Tx) (ids []string, err er
 		return nil, nil
 	}
 	if err == nil {
+		b.kept = answer
 		err = json.Unmarshal(answer, &ids)
 	}
 	return ids, err
@@ -262,10 +264,11 @@ func (b *batch) entries() ([]byte, error) {
 // followBatch waits for what an earlier batch of the same request makes. failed
 // tells that it came to nothing, and that its answer is forgotten.
 func (m *Master) followBatch(ctx context.Context, b *batch, ids []string) (parts []*part, failed bool, err error) {
-	made, lost := 0, 0
+	made, lost, none := 0, 0, 0
 	for _, id := range ids {
 		p := &part{plan: &plan{}}
 		if name, refused := strings.CutPrefix(id, refusedMark); refused {
+			none++
 			p.err = fault.FromName(name, http.StatusServiceUnavailable, "no host was found for it")
 		} else {
 			p.row, p.host, p.err = m.follow(ctx, sandbox.ID(id))
@@ -281,10 +284,12 @@ func (m *Master) followBatch(ctx context.Context, b *batch, ids []string) (parts
 		}
 		parts = append(parts, p)
 	}
-	if lost == 0 || made > 0 && !b.all {
+	// One of which nothing came to be counts for nothing, as a create does that
+	// found no host.
+	if lost == 0 && none < len(ids) || made > 0 && !b.all {
 		return parts, false, nil
 	}
-	err = m.update(ctx, func(tx *store.Tx) error { return tx.Forget(ctx, b.sub.Holder, b.sub.ID) })
+	err = m.update(ctx, func(tx *store.Tx) error { return tx.Forget(ctx, b.sub.Holder, b.sub.ID, b.kept) })
 	return nil, true, err
 }
 

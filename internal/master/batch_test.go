@@ -3,7 +3,9 @@ package master_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -232,4 +234,41 @@ func TestWithoutRedisNothingBreaks(t *testing.T) {
 	if total(hosts) != 0 {
 		t.Error("the host still has it")
 	}
+}
+
+// A batch of which nothing came to be counts for nothing: the same request
+// tries again once there is room, and all who send it get the same.
+func TestABatchThatFoundNoHostMayBeSentAgain(t *testing.T) {
+	r, hosts := ready(t, sqlite(t), 1, roomFor(4), patient)
+	fill, err := r.api.CreateSandboxes(t.Context(), many(4, cubeapi.BatchAll))
+	must(t, err)
+	q := many(2, cubeapi.BatchBestEffort)
+	q.RequestID = "batch-late"
+	_, err = r.api.CreateSandboxes(t.Context(), q)
+	refused(t, err, fault.NoCapacity)
+	for _, s := range fill.Data {
+		must(t, r.api.DeleteSandbox(t.Context(), s.SandboxID))
+	}
+	r.settled(hosts, 0)
+	made := make(chan []string, 8)
+	var all sync.WaitGroup
+	for range cap(made) {
+		all.Go(func() {
+			a, err := r.api.CreateSandboxes(context.Background(), q)
+			if err != nil || a.Created != 2 {
+				t.Errorf("%+v, %v", a, err)
+				return
+			}
+			made <- []string{a.Data[0].SandboxID, a.Data[1].SandboxID}
+		})
+	}
+	all.Wait()
+	close(made)
+	first := <-made
+	for ids := range made {
+		if !slices.Equal(ids, first) {
+			t.Errorf("one request made %v and %v", first, ids)
+		}
+	}
+	r.settled(hosts, 2)
 }

@@ -81,6 +81,9 @@ func refuseCreate(w http.ResponseWriter, r *http.Request, err error) {
 func (m *Master) create(whole context.Context, who tenant, req cubeapi.SandboxCreateRequest) (sandbox.Sandbox, host.Facts, *hostpb.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(whole, m.cfg.Master.CreateTimeout)
 	defer cancel()
+	if err := checkCreate(&req); err != nil {
+		return sandbox.Sandbox{}, host.Facts{}, nil, err
+	}
 	leave, err := m.enter(ctx, who.name, kindOf(req))
 	if err != nil {
 		return sandbox.Sandbox{}, host.Facts{}, nil, inTime(ctx, m.cfg.Master.CreateTimeout, err)

@@ -208,3 +208,6 @@ func (m *Master) CollectedNow() { m.collected = time.Now() }
 
 // KeptDecision returns a decision as it is kept.
 func KeptDecision(d cubeapi.Decision) ([]byte, error) { return keptDecision(&d) }
+
+// LineOf is where an instance type waits.
+func (m *Master) LineOf(kind string) string { return m.lineOf(kind) }

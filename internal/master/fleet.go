@@ -192,6 +192,13 @@ func (f *fleet) choosing(do func(v *scheduler.View, now time.Time)) {
 	do(f.view, f.clock())
 }
 
+// serves reports whether a known host is of an instance type.
+func (f *fleet) serves(kind string) bool {
+	f.seen.RLock()
+	defer f.seen.RUnlock()
+	return f.view != nil && f.view.Serves(kind)
+}
+
 // took notes that a host has a sandbox, since the given time, and what it holds
 // with it. A truth that can be seen at once takes the place of the charge; else
 // the charge stays until a report shows it.

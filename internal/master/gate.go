@@ -78,13 +78,22 @@ func (m gateMetrics) all() []prometheus.Collector {
 // leave lets the next one through. It is refused with a *scheduler.BusyError,
 // which is a fault.QueueFull, if too many wait or its time would not do.
 func (m *Master) enter(ctx context.Context, tenant, kind string) (leave func(), err error) {
-	return m.gate.enter(ctx, tenant, kind, 1)
+	return m.enterN(ctx, tenant, kind, 1)
 }
 
 // enterN is enter for n creates at once. They are let through together, also
 // where fewer are free, and pay as n.
 func (m *Master) enterN(ctx context.Context, tenant, kind string, n int) (leave func(), err error) {
-	return m.gate.enter(ctx, tenant, kind, n)
+	return m.gate.enter(ctx, tenant, m.lineOf(kind), n)
+}
+
+// lineOf is where an instance type waits. Types take turns, so one that no host
+// has must not be a line of its own: else who makes up many has most turns.
+func (m *Master) lineOf(kind string) string {
+	if m.fleet.serves(kind) {
+		return kind
+	}
+	return ""
 }
 
 func (g *turnstile) enter(ctx context.Context, tenant, kind string, n int) (leave func(), err error) {

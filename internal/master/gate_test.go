@@ -256,3 +256,15 @@ func TestAGateUnderAnyLoad(t *testing.T) {
 		t.Errorf("%d wait and %d are under way at the end; %d were at most, of %d; %d went through", w, u, most.Load(), room, through.Load())
 	}
 }
+
+// Types take turns, so made-up ones must share one line: else their sender has
+// most of the turns, and the room for all who wait.
+func TestMadeUpTypesAreOneLine(t *testing.T) {
+	r, _ := ready(t, sqlite(t), 1, plenty, patient)
+	must(t, r.m.Look(t.Context()))
+	for kind, want := range map[string]string{"cubebox": "cubebox", "made-up": "", "": ""} {
+		if got := r.m.LineOf(kind); got != want {
+			t.Errorf("type %q waits in line %q, want %q", kind, got, want)
+		}
+	}
+}

@@ -117,7 +117,7 @@ func (p *plan) storeOnce(ctx context.Context, tx *store.Tx, sub store.Submission
 		if err != nil || !failedCreate(p.row) {
 			return err
 		}
-		if err := tx.Forget(ctx, sub.Holder, sub.ID); err != nil {
+		if err := tx.Forget(ctx, sub.Holder, sub.ID, answer); err != nil {
 			return err
 		}
 	}

@@ -302,7 +302,7 @@ func joined(ctx context.Context, tx *store.Tx, req cubeapi.FromImageRequest, sto
 	}
 	j, err = templatedb.GetJob(ctx, tx, template.JobID(id))
 	if errors.Is(err, fault.JobNotFound) { // deleted since, with its template
-		return j, false, tx.Forget(ctx, joinedHolder, req.RequestID)
+		return j, false, tx.Forget(ctx, joinedHolder, req.RequestID, id)
 	}
 	return j, err == nil, err
 }

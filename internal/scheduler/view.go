@@ -379,6 +379,12 @@ func (v *View) at(n int32) *host.Facts { return v.pages[n/lanes].facts[n%lanes] 
 // BuiltAt returns the moment that the view shows.
 func (v *View) BuiltAt() time.Time { return v.builtAt }
 
+// Serves reports whether a host is of an instance type.
+func (v *View) Serves(kind string) bool {
+	_, ok := v.tags.get(tag{kind: tagType, value: kind})
+	return ok
+}
+
 // Holders returns how many hosts hold an artifact.
 func (v *View) Holders(artifact string) int {
 	s, _ := v.tags.get(tag{kind: tagArtifact, value: artifact})

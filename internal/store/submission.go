@@ -54,10 +54,11 @@ func (tx *Tx) submission(ctx context.Context, s Submission) ([]byte, bool, error
 	return answer, found, err
 }
 
-// Forget drops the answer of one submission: the next under its id is the
-// first again. Absent is success.
-func (tx *Tx) Forget(ctx context.Context, holder, id string) error {
-	_, err := tx.Exec(ctx, `DELETE FROM submission WHERE holder = ? AND id = ?`, []byte(holder), []byte(id))
+// Forget drops one answer of a submission: the next under its id is the first
+// again. Another answer, of somebody who was faster to begin anew, stays; that
+// and absence are success.
+func (tx *Tx) Forget(ctx context.Context, holder, id string, answer []byte) error {
+	_, err := tx.Exec(ctx, `DELETE FROM submission WHERE holder = ? AND id = ? AND answer = ?`, []byte(holder), []byte(id), answer)
 	return err
 }
 

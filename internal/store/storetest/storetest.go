@@ -52,6 +52,7 @@ func Run(t *testing.T, fresh Fresh) {
 		{"OneAcquirerWins", oneAcquirerWins},
 		{"OnceKeepsTheAnswer", onceKeepsTheAnswer},
 		{"TwinsGetOneAnswer", twinsGetOneAnswer},
+		{"OnlyTheAnswerThatWasSeenIsForgotten", onlyTheAnswerThatWasSeenIsForgotten},
 		{"SubmissionsAreForgotten", submissionsAreForgotten},
 		{"OutboxFollowsTheCommit", outboxFollowsTheCommit},
 		{"OutboxSurvivesItsDeliverer", outboxSurvivesItsDeliverer},

@@ -58,6 +58,28 @@ func onceKeepsTheAnswer(t *testing.T, fresh Fresh) {
 	}
 }
 
+// Whoever forgets a failed try must not forget what another began anew
+// meanwhile.
+func onlyTheAnswerThatWasSeenIsForgotten(t *testing.T, fresh Fresh) {
+	s := open(t, fresh(t))
+	sub := store.Submission{ID: "n1", Holder: "a"}
+	forget := func(answer string) {
+		update(t, s, func(ctx context.Context, tx *store.Tx) error { return tx.Forget(ctx, "a", "n1", []byte(answer)) })
+	}
+	for n, answer := range []string{"first", "second"} {
+		if got, err := submit(t, s, sub, n, []byte(answer)); err != nil || string(got) != answer {
+			t.Fatalf("got %q, %v; want %q", got, err, answer)
+		}
+		if n == 0 {
+			forget("first")
+		}
+	}
+	forget("first") // late
+	if got, err := submit(t, s, sub, 2, []byte("third")); err != nil || string(got) != "second" {
+		t.Errorf("got %q, %v: the second answer was forgotten by who saw the first", got, err)
+	}
+}
+
 func twinsGetOneAnswer(t *testing.T, fresh Fresh) {
 	dsn := fresh(t)
 	stores := []*store.Store{open(t, dsn), open(t, dsn)}
