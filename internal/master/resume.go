@@ -290,6 +290,8 @@ func (m *Master) keepAlive(ctx context.Context, id template.JobID) (working cont
 func (m *Master) distribute(ctx context.Context, r *round) {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
+	// The rows say only after a fetch who has it: until then it must be known here.
+	defer m.spread.keep(r.artifact.ID)()
 	full := m.bringAll(ctx, r, r.hosts, m.bring)
 	for began := time.Now(); len(full) > 0; {
 		select {

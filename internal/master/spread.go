@@ -29,7 +29,7 @@ type spread struct {
 
 // run is one artifact on its way to hosts.
 type run struct {
-	callers int // between beginFetch and endFetch
+	callers int // between beginFetch and endFetch, and those who keep it
 	active  int
 	extra   int                // let in because nothing came to an end for long
 	holders map[host.ID]string // their addresses
@@ -43,12 +43,7 @@ type run struct {
 func (m *Master) beginFetch(ctx context.Context, id template.ArtifactID, f host.Facts) (peers []string, err error) {
 	s := &m.spread
 	s.mu.Lock()
-	r := s.runs[id]
-	if r == nil {
-		r = &run{changed: make(chan struct{})}
-		s.runs[id] = r
-	}
-	r.callers++
+	r := s.join(id)
 	known := r.holders != nil
 	s.mu.Unlock()
 	if !known {
@@ -95,6 +90,30 @@ func (m *Master) endFetch(id template.ArtifactID, f host.Facts, err error) {
 	}
 	r.wake()
 	s.drop(id, r)
+}
+
+// keep has it remembered who holds an artifact until the returned function is
+// called.
+func (s *spread) keep(id template.ArtifactID) (end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.join(id)
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.drop(id, r)
+	}
+}
+
+// join returns the run of an artifact; drop must follow.
+func (s *spread) join(id template.ArtifactID) *run {
+	r := s.runs[id]
+	if r == nil {
+		r = &run{changed: make(chan struct{})}
+		s.runs[id] = r
+	}
+	r.callers++
+	return r
 }
 
 func (s *spread) drop(id template.ArtifactID, r *run) {
