@@ -103,7 +103,15 @@ func (m *Master) create(whole context.Context, who tenant, req cubeapi.SandboxCr
 			if late == nil || !failedCreate(row) {
 				return row, f, nil, inTime(longer, limit, late)
 			}
-			p, err = m.begin(longer, req) // the try that was followed failed: it is our turn
+			// The try that was followed failed: it is our turn.
+			if leave, err = m.enter(longer, who.name, kindOf(req)); err != nil {
+				break
+			}
+			leave = sync.OnceFunc(leave)
+			defer leave()
+			if p, err = m.begin(longer, req); p.again {
+				leave()
+			}
 		}
 		if err != nil {
 			return p.row, host.Facts{}, nil, inTime(longer, limit, err)

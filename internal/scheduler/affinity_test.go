@@ -362,9 +362,9 @@ func TestEveryScarceThingMustBeAskedFor(t *testing.T) {
 	} {
 		r := ask()
 		r.Affinity = &scheduler.Affinity{Terms: c.terms}
-		ids, err := s.Fit(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
-		if err != nil || len(ids) != 1 || string(ids[0]) != c.want {
-			t.Errorf("%+v: %v, %v, want %s", c.terms, ids, err, c.want)
+		fit, err := s.Best(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, len(hosts), now)
+		if err != nil || len(fit) != 1 || string(fit[0].Host) != c.want {
+			t.Errorf("%+v: %v, %v, want %s", c.terms, fit, err, c.want)
 		}
 	}
 }

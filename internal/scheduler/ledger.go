@@ -124,14 +124,11 @@ func (l *Ledger) release(id sandbox.ID) {
 	l.add(e, t)
 }
 
-// Confirm notes that at now the host had the sandbox. The charge stays until a
-// report of the host that is newer than now shows it too: between the two, the
-// room would otherwise be counted as free.
-func (l *Ledger) Confirm(id sandbox.ID, now time.Time) { l.ConfirmAt(id, now, 0) }
-
-// ConfirmAt is Confirm with the host's own count when it took the sandbox. A
-// report that has reached that count shows the sandbox, whatever the clocks
-// say.
+// ConfirmAt notes that at now the host had the sandbox, and the host's own count
+// when it took it; 0: unknown. The charge stays until a report shows the sandbox
+// too: between the two, the room would otherwise be counted as free. A report
+// that has reached that count shows it, whatever the clocks say; without a
+// count, one that is newer than now.
 func (l *Ledger) ConfirmAt(id sandbox.ID, now time.Time, revision int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

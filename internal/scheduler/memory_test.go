@@ -51,7 +51,7 @@ func TestWhatIsRememberedNeverShows(t *testing.T) {
 				if len(open) > 0 {
 					i := rng.IntN(len(open))
 					if rng.IntN(2) == 0 {
-						l.Confirm(open[i].Sandbox, at)
+						l.ConfirmAt(open[i].Sandbox, at, 0)
 						open[i].ConfirmedAt = at
 					} else {
 						l.Release(open[i].Sandbox)

@@ -169,7 +169,7 @@ func TestCreatesUnderWayPress(t *testing.T) {
 		before := give(l)
 		l.Charge(scheduler.Charge{Sandbox: "i1", Host: "a", Template: "tpl-a", At: now})
 		pressed := give(l)
-		l.Confirm("i1", now)
+		l.ConfirmAt("i1", now, 0)
 		if after := give(l); pressed >= before || after < pressed {
 			t.Errorf("%s: %v before, %v with a create under way, %v once it is there", name, before, pressed, after)
 		}
@@ -362,10 +362,10 @@ func TestScopeNamesHostsAndZones(t *testing.T) {
 	for want, scope := range map[string][]host.ID{"a": {"a"}, "b,c": {"z1"}, "a,d": {"a", "z2", "nothing"}, "": {"nothing"}} {
 		r := ask()
 		r.Scope = scope
-		ids, err := newScheduler(t).Fit(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, now)
+		fit, err := newScheduler(t).Best(scheduler.NewView(hosts, now), scheduler.NewLedger(), r, len(hosts), now)
 		var got []string
-		for _, id := range ids {
-			got = append(got, string(id))
+		for _, one := range fit {
+			got = append(got, string(one.Host))
 		}
 		slices.Sort(got)
 		if strings.Join(got, ",") != want || (err == nil) != (want != "") {

@@ -94,6 +94,10 @@ type line struct {
 // for are forgotten.
 const maxLines = 1000
 
+// maxFlows is how many tenants of a line are known before those that do not wait
+// are forgotten.
+const maxFlows = 4096
+
 type flow struct {
 	line    *line
 	tenant  string
@@ -193,6 +197,9 @@ func (q *Queue) Push(t Ticket, now time.Time) error {
 	}
 	f := l.flows[t.Tenant]
 	if f == nil {
+		if len(l.flows) >= maxFlows { // callers may name themselves as they like
+			maps.DeleteFunc(l.flows, func(_ string, f *flow) bool { return len(f.tickets) == 0 })
+		}
 		f = &flow{line: l, tenant: t.Tenant, weight: cmp.Or(q.conf.Weights[t.Tenant], 1), last: l.clock}
 	}
 	wait := l.estimate(f, t.Cost)

@@ -39,7 +39,7 @@ type Request struct {
 	Scope        []host.ID // hosts, or zones by name; empty: the whole fleet
 	Exclude      []host.ID // hosts of failed attempts of this same request
 	Breakers     *Breakers // nil: no host is shut out
-	// External are scores of the hosts that Fit returned, 0..100, made by
+	// External are scores of the hosts that Best returned, 0..100, made by
 	// somebody else; nil: there are none, and no host is the worse for it.
 	External map[host.ID]float64
 	// Direct names the one host to take, for debugging: only its health and its
@@ -140,21 +140,6 @@ func (s *Scheduler) Decide(v *View, l *Ledger, r Request, now time.Time) (Decisi
 	var d Decision
 	err := s.decide(&d, v, l, &r, now)
 	return d, err
-}
-
-// Fit returns the hosts that are fit for r, in no order, for somebody else to
-// score. Its refusals are those of Decide.
-func (s *Scheduler) Fit(v *View, l *Ledger, r Request, now time.Time) ([]host.ID, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	var d Decision
-	r.Explain = true
-	err := s.decide(&d, v, l, &r, now)
-	ids := make([]host.ID, len(d.Scores))
-	for i, sc := range d.Scores {
-		ids[i] = sc.Host
-	}
-	return ids, err
 }
 
 // Best returns the n best of the hosts that are fit for r, best first, for

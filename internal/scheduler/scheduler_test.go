@@ -196,7 +196,7 @@ func TestChargeEndsWithANewerReport(t *testing.T) {
 	if _, err := s.Choose(scheduler.NewView([]host.Facts{h}, now), l, ask(), now); err != nil {
 		t.Fatal(err)
 	}
-	l.Confirm("i1", now.Add(time.Second))
+	l.ConfirmAt("i1", now.Add(time.Second), 0)
 	l.Observe(scheduler.NewView([]host.Facts{h}, now))
 	if got := l.Charged("a"); got != ask().Resources {
 		t.Errorf("an older report ended the charge: %+v", got)
@@ -239,7 +239,7 @@ func TestLedgerBalances(t *testing.T) {
 			case 0, 1:
 				l.Charge(scheduler.Charge{Sandbox: id(), Host: host.ID(fmt.Sprintf("h%d", rng.IntN(3))), Resources: host.Resources{MilliCPU: rng.Int64N(100), Slots: 1}, At: now})
 			case 2:
-				l.Confirm(id(), now)
+				l.ConfirmAt(id(), now, 0)
 			case 3:
 				l.Release(id())
 			}

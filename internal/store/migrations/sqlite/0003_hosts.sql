@@ -1,5 +1,5 @@
--- Hosts count what they hold, and operators want things of them. Every
--- statement can be run twice.
+-- Hosts count what they hold, and operators want things of them. The table is
+-- made anew in one transaction: what broke off left nothing.
 
 -- +goose Up
 CREATE TABLE IF NOT EXISTS host_next (
@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS host_next (
 	wish_version INTEGER NOT NULL DEFAULT 0,
 	CONSTRAINT host_cordoned_valid CHECK (cordoned IN (0, 1))
 ) STRICT;
+DELETE FROM host_next;
 INSERT INTO host_next (id, ip, registration, status, cordoned, heard_us, created_us) SELECT id, ip, registration, status, cordoned, heard_us, created_us FROM host;
 DROP TABLE host;
 ALTER TABLE host_next RENAME TO host;
