@@ -49,7 +49,8 @@ func (a *app) simCommand() *cobra.Command {
 			"it did and what hosts report, and hosts admit by their own truth. The same input and seed give the same decisions, bit for bit; with\n" +
 			"--no-timing the same output. `paddock schedule trace` and `paddock schedule fleet` record what is simulated. The exit status is 1 if a\n" +
 			"host was oversold, a sandbox doubled, or room leaked.",
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			s.run.Stop = func() bool { return cmd.Context().Err() != nil }
 			out, err := a.simulate(s)
 			if err != nil {
 				return err
@@ -174,6 +175,10 @@ func (s *simFlags) drawLoad() ([]sim.Event, error) {
 	l := &s.load
 	if l.Creates < 0 || l.Creates > mostCreates || !(l.PerSecond > 0 && l.PerSecond <= 1e9) || l.Life < 0 || l.Deadline < 0 || l.Templates < 0 || l.Templates > mostHosts || !(l.Skew >= 0 && l.Skew <= 100) {
 		return nil, fault.New(fault.InvalidInput, "--creates must be 0 to %d, --rate over 0, --life and --deadline at least 0, --templates 0 to %d, --skew 0 to 100", mostCreates, mostHosts)
+	}
+	const longest = 31 * 24 * time.Hour
+	if took := float64(l.Creates) / l.PerSecond; took > longest.Seconds() || l.Life > longest || l.Deadline > longest {
+		return nil, fault.New(fault.InvalidInput, "--creates %d at --rate %g take too long, or --life or --deadline does: at most %s each", l.Creates, l.PerSecond, longest)
 	}
 	for _, text := range s.sizes {
 		one := strings.Split(text, ":")

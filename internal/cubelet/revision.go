@@ -39,7 +39,7 @@ func openCounter(path string) (counter, error) {
 	b, err := os.ReadFile(path)
 	switch {
 	case err == nil:
-		if k.next, err = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err != nil || k.next < 0 {
+		if k.next, err = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err != nil || k.next < 0 || k.next > 1<<62 {
 			return k, fault.New(fault.DataDir, "%s holds no number: remove it, and the count begins anew", path)
 		}
 	case !errors.Is(err, os.ErrNotExist):

@@ -126,7 +126,8 @@ func (c *cycle) nearest() *Nearest {
 	for k, p := range c.view.pages {
 		c.on(k)
 		m := p.live
-		for _, f := range c.prof.filters {
+		for _, n := range c.running { // not those that were left out
+			f := &c.prof.filters[n]
 			if _, ok := rooms[f.name]; !ok {
 				m = f.pass(c, m)
 			}

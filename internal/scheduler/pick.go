@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"cmp"
 	"slices"
 	"sort"
 )
@@ -75,9 +76,11 @@ func (c *cycle) crowd(n int32) int64 {
 // choose lets the pick choose from the list of fit hosts, and returns its
 // choice and the best of the others.
 func (c *cycle) choose(d *Decision) (best, second ranked) {
-	plain := c.list
+	plain := slices.Clone(c.list)
+	// Lanes are a matter of who came when: an order of the hosts' own lets the
+	// same hosts and seed give the same choice in any view.
+	slices.SortFunc(c.list, func(a, b ranked) int { return cmp.Compare(c.lot(a.at), c.lot(b.at)) })
 	if c.prof.plus > 0 || c.prof.minus > 0 {
-		plain = slices.Clone(c.list)
 		c.whiteLists()
 	}
 	if c.req.Explain {

@@ -437,3 +437,29 @@ func FuzzDecide(f *testing.F) {
 		}
 	})
 }
+
+// The same hosts, request and seed give the same choice in any view, in whatever
+// order the hosts came to it.
+func TestPicksDoNotDependOnLanes(t *testing.T) {
+	var hosts []host.Facts
+	for i := range 20 {
+		hosts = append(hosts, fit(fmt.Sprintf("h%02d", i)))
+	}
+	plain := scheduler.NewView(hosts, now)
+	moved := scheduler.NewView(nil, now)
+	for _, i := range rand.New(rand.NewPCG(7, 7)).Perm(len(hosts)) { //nolint:gosec // the same in every run
+		moved = moved.With(now, []host.Facts{hosts[i]})
+	}
+	for _, name := range []string{"highest", "random", "weighted", "best_of_k", "spread"} {
+		s := every(t, func(c *scheduler.Config) { c.Pick = name })
+		for seed := range uint64(50) {
+			r := ask()
+			r.Seed = seed
+			a, err := s.Decide(plain, scheduler.NewLedger(), r, now)
+			b, err2 := s.Decide(moved, scheduler.NewLedger(), r, now)
+			if err != nil || err2 != nil || a.Host != b.Host || a.RunnerUp != b.RunnerUp {
+				t.Fatalf("%s, seed %d: %s before %s (%v), then %s before %s (%v)", name, seed, a.Host, a.RunnerUp, err, b.Host, b.RunnerUp, err2)
+			}
+		}
+	}
+}

@@ -212,7 +212,9 @@ func (q *Queue) Push(t Ticket, now time.Time) error {
 		return Busy(wait+q.conf.Service-t.Deadline.Sub(now), ShedLate, "its turn is in about %s, and its time is up in %s", wait.Round(time.Millisecond), t.Deadline.Sub(now).Round(time.Millisecond))
 	}
 	if l.n == 0 {
-		l.since, l.count = now, 0 // an idle time says nothing of how fast it goes
+		// An idle time says nothing of how fast it goes, and what was slow once need
+		// not be: nobody is turned away for it.
+		l.since, l.count, l.rate = now, 0, 0
 	}
 	start := max(l.clock, f.last)
 	f.last = start + t.Cost/f.weight

@@ -259,3 +259,30 @@ func TestTicketsThatAreNotServedAreGivenBack(t *testing.T) {
 		t.Errorf("served %v of ten, and %d were late: want halves, and 20", got, late)
 	}
 }
+
+// A time in which it went slowly is over when nobody waits any more.
+func TestASlowTimeIsForgotten(t *testing.T) {
+	q, err := scheduler.NewQueue(scheduler.DefaultQueueConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, n := now, 0
+	push := func() error {
+		n++
+		return q.Push(scheduler.Ticket{ID: fmt.Sprint(n), Tenant: "a", InstanceType: "k", Deadline: at.Add(5 * time.Second)}, at)
+	}
+	for range 3 {
+		if err := push(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 3 { // one in three seconds
+		at = at.Add(3 * time.Second)
+		q.Pop("k", at)
+	}
+	for range 20 {
+		if err := push(); err != nil {
+			t.Fatalf("turned away for what is over: %v", err)
+		}
+	}
+}

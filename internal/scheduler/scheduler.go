@@ -267,6 +267,7 @@ func (c *cycle) better(a, b ranked) bool {
 }
 
 // draw is what the host in lane n draws in a tie.
-func (c *cycle) draw(n int32) uint64 {
-	return mix(c.view.pages[n/lanes].lot[n%lanes] ^ c.seed)
-}
+func (c *cycle) draw(n int32) uint64 { return mix(c.lot(n) ^ c.seed) }
+
+// lot is a number of the host in lane n, whatever the lane.
+func (c *cycle) lot(n int32) uint64 { return c.view.pages[n/lanes].lot[n%lanes] }

@@ -31,6 +31,8 @@ type Run struct {
 	Create   time.Duration // how long a host takes, about
 	Timeout  time.Duration // after which a reply is given up
 	Lost     float64       // share of the replies that never arrive
+	// Stop is asked now and then whether to give up; nil: never.
+	Stop func() bool
 	// Watch reads a clock around each decision; nil: nothing is measured.
 	Watch func() time.Duration
 }
@@ -105,6 +107,8 @@ type play struct {
 	masters   []*master
 	hosts     map[host.ID]*truth
 	order     []host.ID
+	kinds     []string // instance types that creates ask for
+	done      int      // happenings
 	agenda    agenda
 	seq       int
 	now       time.Duration
@@ -157,7 +161,15 @@ func (r Run) Do() (Result, error) {
 		}
 		p.masters = append(p.masters, m)
 	}
+	for i := range r.Trace {
+		if !slices.Contains(p.kinds, r.Trace[i].Kind) {
+			p.kinds = append(p.kinds, r.Trace[i].Kind)
+		}
+	}
 	p.play()
+	if p.left > 0 {
+		return Result{}, fault.New(fault.CallCancelled, "simulation: stopped with %d creates to go", p.left)
+	}
 	return p.finish(), nil
 }
 
@@ -171,6 +183,9 @@ func (p *play) play() {
 		p.after(time.Duration(b)*p.Report/batches, func() { p.report(b) })
 	}
 	for len(p.agenda) > 0 {
+		if p.done++; p.done%1024 == 0 && p.Stop != nil && p.Stop() {
+			return
+		}
 		next := heap.Pop(&p.agenda).(happening)
 		p.now = next.at
 		next.do()
@@ -361,10 +376,13 @@ func (p *play) reply(c *create, attempt int, a answer) {
 	p.after(v.Wait, func() { p.choose(c) })
 }
 
-// landed makes room for the next one.
+// landed makes room for the next one: of its type if any waits, else of another.
 func (p *play) landed(c *create) {
 	c.master.flying--
 	p.serve(c.master, c.Kind)
+	for _, kind := range p.kinds {
+		p.serve(c.master, kind)
+	}
 }
 
 // running counts a sandbox that is there, until its life ends.

@@ -3,6 +3,7 @@ package sim_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 	"github.com/paddock-dev/paddock/internal/scheduler/sim"
 )
@@ -172,5 +174,24 @@ func TestBadTracesAndRunsAreRefused(t *testing.T) {
 		if _, err := r.Do(); !errors.Is(err, fault.BadConfig) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+}
+
+// A master that is full with one type lets another type in when it has room
+// again, so every run ends.
+func TestTypesDoNotKeepEachOtherOut(t *testing.T) {
+	r := sim.Defaults()
+	r.Masters, r.InFlight, r.Seed = 1, 1, 1
+	r.Hosts = sim.Fleet{Hosts: 2, Has: host.Resources{MilliCPU: 8000, MemBytes: 8 << 30, DiskBytes: 1 << 40, Slots: 8}}.Build(1)
+	r.Hosts[1].InstanceType = "large"
+	size := host.Resources{MilliCPU: 1000, MemBytes: 1 << 30, DiskBytes: 1 << 30, Slots: 1}
+	for i, kind := range []string{"cubebox", "large", "cubebox", "large"} {
+		r.Trace = append(r.Trace, sim.Event{Sandbox: sandbox.ID(fmt.Sprint("i", i)), Kind: kind, Size: size})
+	}
+	steps := 0
+	r.Stop = func() bool { steps++; return steps > 100 }
+	got, err := r.Do()
+	if err != nil || got.Placed != 4 {
+		t.Errorf("%d placed, %v", got.Placed, err)
 	}
 }
