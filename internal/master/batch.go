@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"net/http"
 	"strings"
@@ -138,7 +139,7 @@ func (m *Master) newBatch(req *cubeapi.SandboxBatchRequest) (*batch, error) {
 		}
 		one.RequestID = ""
 		if err := checkCreate(&one); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("requests[%d]: %w", i, err)
 		}
 		b.parts = append(b.parts, &part{plan: &plan{req: one, rules: b.rules}})
 	}
@@ -201,29 +202,34 @@ func (m *Master) mergeBatch(ctx context.Context, b *batch) (again []string, err 
 			return err
 		}
 		known := map[string]*plan{}
-		for _, p := range b.parts {
-			name := p.templateName()
-			if one := known[name]; one != nil {
-				p.template, p.artifact = one.template, one.artifact
-			} else {
-				if err := p.read(ctx, tx); err != nil {
-					return err
-				}
-				if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
-					return err
-				}
-				known[name] = p.plan
-			}
-			if err := p.merge(); err != nil {
-				return err
-			}
-			if p.asks, err = p.request(); err != nil {
-				return err
+		for i, p := range b.parts {
+			if err := b.mergeOne(ctx, tx, p, known); err != nil {
+				return fmt.Errorf("requests[%d]: %w", i, err)
 			}
 		}
 		return nil
 	})
 	return again, err
+}
+
+func (b *batch) mergeOne(ctx context.Context, tx *store.Tx, p *part, known map[string]*plan) (err error) {
+	name := p.templateName()
+	if one := known[name]; one != nil {
+		p.template, p.artifact = one.template, one.artifact
+	} else {
+		if err := p.read(ctx, tx); err != nil {
+			return err
+		}
+		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
+			return err
+		}
+		known[name] = p.plan
+	}
+	if err := p.merge(); err != nil {
+		return err
+	}
+	p.asks, err = p.request()
+	return err
 }
 
 // errFirst says that no earlier batch had this request id.

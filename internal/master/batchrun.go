@@ -1,6 +1,7 @@
 package master
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -319,12 +320,18 @@ func (m *Master) makeBatch(ctx context.Context, b *batch, truths []*hostpb.HostT
 		if len(again) == 0 {
 			return nil
 		}
-		if err := wait(ctx, pause); err != nil {
+		err := wait(ctx, pause)
+		if err == nil {
+			todo, err = m.placeAnew(ctx, b, again)
+		}
+		if err != nil && b.all {
 			return err
 		}
-		var err error
-		if todo, err = m.placeAnew(ctx, b, again); err != nil {
-			return err
+		if err != nil { // those that hosts have made stay
+			for _, i := range again {
+				b.parts[i].err = cmp.Or(b.parts[i].err, err)
+			}
+			return nil
 		}
 	}
 	return nil

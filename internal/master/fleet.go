@@ -2,6 +2,7 @@ package master
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -166,7 +167,9 @@ func withNoted(hosts []host.Facts, noted []template.Placement, lately time.Durat
 	}
 	for _, p := range noted {
 		if i, ok := at[p.HostID]; ok && p.CreatedAt.After(hosts[i].HeardAt.Add(-lately)) {
-			hosts[i].Artifacts = append(hosts[i].Artifacts, string(p.ArtifactID))
+			if !slices.Contains(hosts[i].Artifacts, string(p.ArtifactID)) {
+				hosts[i].Artifacts = append(hosts[i].Artifacts, string(p.ArtifactID))
+			}
 		}
 	}
 	return hosts

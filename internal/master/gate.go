@@ -82,7 +82,8 @@ func (m *Master) enter(ctx context.Context, tenant, kind string) (leave func(), 
 }
 
 // enterN is enter for n creates at once. They are let through together, also
-// where fewer are free, and pay as n.
+// where fewer are free, and pay as n, but take no more places than hosts are
+// called at once: else one large batch keeps all others out until its end.
 func (m *Master) enterN(ctx context.Context, tenant, kind string, n int) (leave func(), err error) {
 	return m.gate.enter(ctx, tenant, m.lineOf(kind), n)
 }
@@ -98,7 +99,8 @@ func (m *Master) lineOf(kind string) string {
 
 func (g *turnstile) enter(ctx context.Context, tenant, kind string, n int) (leave func(), err error) {
 	began := time.Now()
-	id, t, err := g.ask(ctx, tenant, kind, max(1, n), began)
+	places := min(max(1, n), batchCalls)
+	id, t, err := g.ask(ctx, tenant, kind, max(1, n), places, began)
 	if err != nil {
 		return nil, err
 	}
@@ -115,15 +117,15 @@ func (g *turnstile) enter(ctx context.Context, tenant, kind string, n int) (leav
 		}
 	}
 	g.metrics.wait.Observe(time.Since(began).Seconds())
-	return sync.OnceFunc(func() { g.leave(max(1, n)) }), nil
+	return sync.OnceFunc(func() { g.leave(places) }), nil
 }
 
 // ask lets a create through at once, without a turn, or makes it wait.
-func (g *turnstile) ask(ctx context.Context, tenant, kind string, n int, now time.Time) (id string, t *turn, err error) {
+func (g *turnstile) ask(ctx context.Context, tenant, kind string, n, places int, now time.Time) (id string, t *turn, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.queue.Len() == 0 && g.under < g.queue.InFlight() && ctx.Err() == nil {
-		g.under += n
+		g.under += places
 		return "", nil, nil
 	}
 	g.tickets++
@@ -136,7 +138,7 @@ func (g *turnstile) ask(ctx context.Context, tenant, kind string, n int, now tim
 		}
 		return "", nil, err
 	}
-	t = &turn{n: n, kind: kind, said: make(chan error, 1)}
+	t = &turn{n: places, kind: kind, said: make(chan error, 1)}
 	g.turns[ticket.ID] = t
 	if g.waiting[kind]++; g.waiting[kind] == 1 {
 		g.kinds = append(g.kinds, kind)
