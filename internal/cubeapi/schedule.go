@@ -77,9 +77,10 @@ type AffinityTerms struct {
 
 // SpreadTerm keeps a group apart by a label.
 type SpreadTerm struct {
-	Key     string `json:"key"`
-	MaxSkew int    `json:"max_skew"`
-	Hard    bool   `json:"hard,omitempty"`
+	Key     string            `json:"key"`
+	MaxSkew int               `json:"max_skew"`
+	Hard    bool              `json:"hard,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
 }
 
 // DecisionsAnswer carries what was decided for one sandbox, the first attempt

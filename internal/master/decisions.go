@@ -135,7 +135,7 @@ func showAffinity(a *scheduler.Affinity) *cubeapi.AffinityTerms {
 		out.Preferred = append(out.Preferred, cubeapi.Preferred{Weight: p.Weight, Term: term(p.Term)})
 	}
 	for _, s := range a.Spread {
-		out.Spread = append(out.Spread, cubeapi.SpreadTerm{Key: s.Key, MaxSkew: s.MaxSkew, Hard: s.Hard})
+		out.Spread = append(out.Spread, cubeapi.SpreadTerm{Key: s.Key, MaxSkew: s.MaxSkew, Hard: s.Hard, Labels: s.Labels})
 	}
 	return &out
 }

@@ -47,7 +47,7 @@ func newRules(c config.Master, d *scheduler.Rules, older *rules, seen func(score
 	if r.retry, err = scheduler.NewRetryPolicy(d.Retry); err != nil {
 		return nil, err
 	}
-	if r.affinity, err = scheduler.NewAffinityPolicy(d.Affinity); err != nil {
+	if r.affinity, err = scheduler.NewAffinityPolicy(d.Affinity, d.Scheduler.Scarce); err != nil {
 		return nil, err
 	}
 	if r.breakers, err = scheduler.NewBreakers(d.Breaker); err != nil {

@@ -335,4 +335,9 @@ func TestWhatWasDoneCanBeSimulated(t *testing.T) {
 	if some, err := sim.Read(&rest); err != nil || len(some) != 2 || string(some[0].Sandbox) != made[1] || some[0].At != 0 || string(some[1].Sandbox) != made[2] {
 		t.Errorf("from the second on, at most 2: %+v, %v", some, err)
 	}
+	var old bytes.Buffer
+	must(t, r.api.ScheduleTrace(t.Context(), "2001-02-03T04:05:06Z", 0, &old))
+	if old.String() != text.String() {
+		t.Errorf("since long ago: %s", old.String())
+	}
 }

@@ -39,8 +39,8 @@ func (m *Master) serveTrace(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	lines := json.NewEncoder(w)
-	began := since
-	if began.IsZero() && len(page) > 0 {
+	var began time.Time // times of a trace count from its first create
+	if len(page) > 0 {
 		began = page[0].At
 	}
 	for len(page) > 0 {

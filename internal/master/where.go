@@ -3,6 +3,7 @@ package master
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -128,9 +129,9 @@ func (p *plan) affinity() (*scheduler.Affinity, error) {
 			return nil, fault.New(fault.InvalidInput, "affinity.spread[%d].labels: 1 to %d labels say which sandboxes are kept apart", i, maxSpreadLabels)
 		}
 		if !p.rules.affinity.Knows(s.Key) {
-			return nil, fault.New(fault.InvalidInput, "affinity.spread[%d].key %.80q may not be selected by", i, s.Key)
+			return nil, scheduler.NotKnown(fmt.Sprintf("affinity.spread[%d].key %.80q may not be selected by", i, s.Key))
 		}
-		all.Spread = append(all.Spread, scheduler.Spread{Key: s.Key, MaxSkew: s.MaxSkew, Hard: s.Hard})
+		all.Spread = append(all.Spread, scheduler.Spread{Key: s.Key, MaxSkew: s.MaxSkew, Hard: s.Hard, Labels: s.Labels})
 	}
 	return all.Checked()
 }
@@ -139,7 +140,7 @@ func (p *plan) term(list []cubeapi.Requirement) (scheduler.Term, error) {
 	var t scheduler.Term
 	for _, r := range list {
 		if !p.rules.affinity.Knows(r.Key) {
-			return nil, fault.New(fault.InvalidInput, "affinity: label %.80q may not be selected by", r.Key)
+			return nil, scheduler.NotKnown(fmt.Sprintf("affinity: label %.80q may not be selected by", r.Key))
 		}
 		t = append(t, scheduler.Requirement{Key: r.Key, Operator: scheduler.Operator(r.Operator), Values: r.Values})
 	}

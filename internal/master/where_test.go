@@ -1,6 +1,7 @@
 package master_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
@@ -56,6 +57,30 @@ func TestWhereARequestWantsToBe(t *testing.T) {
 	}
 	if n := on(cubeapi.SandboxCreateRequest{Scope: []string{"one"}}); n["one"] != 4 {
 		t.Errorf("scope: %v", n)
+	}
+}
+
+func TestWhatIsScarceCanBeAskedFor(t *testing.T) {
+	r, _ := ready(t, sqlite(t), 1, plenty)
+	ask := func(a cubeapi.Affinity) (cubeapi.ScheduleAnswer, error) {
+		return r.api.Schedule(t.Context(), cubeapi.SandboxCreateRequest{TemplateID: "base", Affinity: &a}, cubeapi.ScheduleQuery{})
+	}
+	spread := cubeapi.Spread{Key: scheduler.LabelZone, MaxSkew: 1, Hard: true, Labels: map[string]string{"app": "x"}}
+	a, err := ask(cubeapi.Affinity{Spread: []cubeapi.Spread{spread}})
+	must(t, err)
+	if len(a.Out) != 1 || !strings.Contains(a.Out[0].Reason, "has no label "+scheduler.LabelZone) || a.Decision.Request.Affinity.Spread[0].Labels["app"] != "x" {
+		t.Errorf("a host without the key of a spread: %+v", a)
+	}
+	_, err = r.api.LabelHost(t.Context(), "host-a", cubeapi.HostLabelsRequest{Set: map[string]string{"gpu": "a100"}})
+	must(t, err)
+	gpu := cubeapi.Affinity{Required: [][]cubeapi.Requirement{{{Key: "gpu", Operator: "Exists"}}}}
+	eventually(t, "the label counts", func() bool { a, err = ask(gpu); return err == nil && a.Fits })
+	if a, err = ask(cubeapi.Affinity{}); err != nil || a.Fits || len(a.Out) != 1 || !strings.Contains(a.Out[0].Reason, "label gpu") {
+		t.Errorf("nothing asked for: %+v, %v", a, err)
+	}
+	_, err = ask(cubeapi.Affinity{Required: [][]cubeapi.Requirement{in("rack", "r1")}})
+	if !strings.Contains(fault.Describe(err).Remedy, "node_affinity_selector_allowed_keys") {
+		t.Errorf("a label that is not allowed: %v", err)
 	}
 }
 

@@ -51,8 +51,9 @@ type Spread struct {
 	// MaxSkew is how many more than in the least used domain a domain may have
 	// with this sandbox in it.
 	MaxSkew int
-	Hard    bool            // drop hosts that would break it, not only score them
-	Peers   map[host.ID]int // where the group's sandboxes are
+	Hard    bool              // drop hosts that would break it, not only score them
+	Labels  map[string]string // of the group, for who reads a decision
+	Peers   map[host.ID]int   // where the group's sandboxes are
 }
 
 // Affinity is where a request wants to be, and where it does not. It is read
@@ -177,7 +178,7 @@ func ParseSelector(text string, allowed []string) (Term, error) {
 	}
 	for _, r := range t {
 		if !slices.Contains(builtInLabels, r.Key) && !slices.Contains(allowed, r.Key) {
-			return nil, fault.New(fault.InvalidInput, "selector: label %.80q may not be selected by: known are %s", r.Key, strings.Join(slices.Concat(builtInLabels, allowed), ", "))
+			return nil, NotKnown(fmt.Sprintf("selector: label %.80q may not be selected by: known are %s", r.Key, strings.Join(slices.Concat(builtInLabels, allowed), ", ")))
 		}
 	}
 	a, err := Affinity{Terms: []Term{t}}.Checked()
@@ -222,16 +223,23 @@ type AffinityConfig struct {
 
 // AffinityPolicy is a checked AffinityConfig.
 type AffinityPolicy struct {
-	conf  AffinityConfig
-	large map[string]marks
+	conf    AffinityConfig
+	large   map[string]marks
+	allowed []string
 }
 
 type marks struct{ mem, cpu int64 } // 0: none
 
-// NewAffinityPolicy checks c. Every fault is reported with its key and
-// fault.BadConfig.
-func NewAffinityPolicy(c AffinityConfig) (*AffinityPolicy, error) {
-	p := &AffinityPolicy{conf: c, large: map[string]marks{}}
+// NewAffinityPolicy checks c. Requests may select by scarce labels too: else
+// nobody could ask for what is kept for those who do. Every fault is reported
+// with its key and fault.BadConfig.
+func NewAffinityPolicy(c AffinityConfig, scarce []ScarceLabel) (*AffinityPolicy, error) {
+	p := &AffinityPolicy{conf: c, large: map[string]marks{}, allowed: slices.Clone(c.AllowedKeys)}
+	for _, label := range scarce {
+		if !slices.Contains(p.allowed, label.Key) {
+			p.allowed = append(p.allowed, label.Key)
+		}
+	}
 	var faults []error
 	for _, kind := range slices.Sorted(maps.Keys(c.LargeSizes)) {
 		l := c.LargeSizes[kind]
@@ -268,7 +276,12 @@ func NewAffinityPolicy(c AffinityConfig) (*AffinityPolicy, error) {
 
 // Knows reports whether requests may select by a label.
 func (p *AffinityPolicy) Knows(key string) bool {
-	return slices.Contains(builtInLabels, key) || slices.Contains(p.conf.AllowedKeys, key)
+	return slices.Contains(builtInLabels, key) || slices.Contains(p.allowed, key)
+}
+
+// NotKnown refuses a label that requests may not select by.
+func NotKnown(message string) error {
+	return &fault.Error{Code: fault.InvalidInput, Message: message, Remedy: "have the operator add the key to scheduler.node_affinity_selector_allowed_keys of the rules, or correct it"}
 }
 
 // Affinity returns where a request of that type, size and annotations must be.
@@ -302,7 +315,7 @@ func (p *AffinityPolicy) Affinity(kind string, size host.Resources, annotations 
 		t = append(t, Requirement{Key: LabelInstanceType, Operator: In, Values: colons(text)})
 	}
 	if text := annotations[AnnotationSelector]; text != "" {
-		own, err := ParseSelector(text, p.conf.AllowedKeys)
+		own, err := ParseSelector(text, p.allowed)
 		if err != nil {
 			return nil, fmt.Errorf("annotation %s: %w", AnnotationSelector, err)
 		}

@@ -232,7 +232,7 @@ func TestAffinityPolicy(t *testing.T) {
 			"off":     {Memory: "nonsense"},
 		},
 		AllowedKeys: []string{"rack"},
-	})
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -278,7 +278,7 @@ func TestAffinityPolicy(t *testing.T) {
 func TestBadAffinityConfigNamesEveryKey(t *testing.T) {
 	_, err := scheduler.NewAffinityPolicy(scheduler.AffinityConfig{LargeSizes: map[string]scheduler.LargeSize{
 		"a": {Enable: true, Memory: "lots", Operator: scheduler.Gt}, "b": {Enable: true, CPU: "1", Operator: "Ge"}, "c": {Enable: true, Operator: scheduler.Lt},
-	}})
+	}}, nil)
 	if !errors.Is(err, fault.BadConfig) {
 		t.Fatalf("got %v", err)
 	}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/paddock-dev/paddock/internal/host"
@@ -68,11 +70,11 @@ var filters = map[string]filter{
 		},
 		why: whyUnselected,
 	},
-	"topology_spread": {soft: true, pass: spreads, why: constant("its domain has too many of the group already")},
+	"topology_spread": {soft: true, pass: spreads, why: whyCrowded},
 	"scarce": {
 		soft: true,
 		pass: func(c *cycle, m uint64) uint64 { return m &^ c.scarce.at(c.k) },
-		why:  constant("kept for requests that ask for what is scarce there"),
+		why:  whyKept,
 	},
 	"mvm_limit": {capacity: true, direct: true, pass: underLimit, why: func(c *cycle, i int) string {
 		return fmt.Sprintf("%d sandboxes, its limit is %d", c.p.sandboxes[i]+c.h.open[i], c.sandboxLimit(i))
@@ -356,4 +358,29 @@ func spreads(c *cycle, m uint64) uint64 {
 		}
 	}
 	return m
+}
+
+func whyCrowded(c *cycle, i int) string {
+	for n, s := range c.spreads {
+		if s.hard && s.key.word(c.k)>>i&1 == 0 {
+			return fmt.Sprintf("has no label %.80s, which the request spreads over", c.req.Affinity.Spread[n].Key)
+		}
+	}
+	return "its domain has too many of the group already"
+}
+
+func whyKept(c *cycle, i int) string {
+	var kept []string
+	for n := range c.s.scarce {
+		label := &c.s.scarce[n]
+		value, own := c.p.facts[i].Labels[label.Key]
+		asked := c.req.Affinity != nil && slices.ContainsFunc(c.req.Affinity.Terms, label.asks)
+		if key, _ := c.view.tags.get(tag{kind: tagKey, key: label.Key}); !asked && key.word(c.k)>>i&1 == 1 && (!own || label.has(value)) {
+			kept = append(kept, label.Key)
+		}
+	}
+	if len(kept) == 0 {
+		return "has a scarce label that no term of the affinity which holds there asks for"
+	}
+	return "kept for requests whose affinity or selector asks for its label " + strings.Join(kept, " and ")
 }

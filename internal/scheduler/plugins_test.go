@@ -282,7 +282,7 @@ func TestGuardsDropAndSayWhy(t *testing.T) {
 		"old metrics":             {just: func(h *host.Facts) { h.Usage.MetricAt = now.Add(-300 * time.Second) }, change: func(h *host.Facts) { h.Usage.MetricAt = now.Add(-301 * time.Second) }, plugin: "metric_stale", reason: "5m1s old", code: fault.NoHost},
 		"old metrics here":        {just: func(h *host.Facts) { h.Usage.LocalMetricAt = now.Add(-300 * time.Second) }, change: func(h *host.Facts) { h.Usage.LocalMetricAt = now.Add(-301 * time.Second) }, plugin: "local_metric_stale", reason: "5m1s old", code: fault.NoHost},
 		"old registration":        {just: func(h *host.Facts) { h.Usage.MetadataAt = now.Add(-40 * time.Second) }, change: func(h *host.Facts) { h.Usage.MetadataAt = now.Add(-41 * time.Second) }, plugin: "metadata_stale", reason: "41s old", code: fault.NoHost},
-		"something scarce":        {just: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "false"} }, change: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "scarce", code: fault.NoHost},
+		"something scarce":        {just: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "false"} }, change: func(h *host.Facts) { h.Labels = map[string]string{"gpu": "a100"} }, plugin: "scarce", reason: "asks for its label gpu", code: fault.NoHost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := scheduler.ClusterConfig()

@@ -175,7 +175,7 @@ func (r *Rules) check(in *reader) {
 		r.Scheduler.external = r.External.MaxInfluence / 100
 	}
 	_, placer := New(r.Scheduler)
-	_, affinity := NewAffinityPolicy(r.Affinity)
+	_, affinity := NewAffinityPolicy(r.Affinity, nil)
 	_, retry := NewRetryPolicy(r.Retry)
 	_, breaker := NewBreakers(r.Breaker)
 	_, queue := NewQueue(r.Queue)
