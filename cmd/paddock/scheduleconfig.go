@@ -3,17 +3,14 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 )
-
-// maxRulesFile is more than a document of rules may have.
-const maxRulesFile = 1 << 20
 
 func (a *app) scheduleConfigCommand() *cobra.Command {
 	var file string
@@ -59,16 +56,13 @@ func (a *app) showRules(s *cubeapi.SchedulerConfig) error {
 
 // readRules reads a file of rules that flag names, and says what it is warned of.
 func (a *app) readRules(flag, file string) (*scheduler.Rules, []string, error) {
-	in := a.stdin
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return nil, nil, fault.Wrap(fault.InvalidInput, err, "%s", flag)
-		}
-		defer func() { _ = f.Close() }() // it is only read
-		in = f
+	var text []byte
+	var err error
+	if file == "-" {
+		text, err = config.ReadRules(a.stdin)
+	} else {
+		text, err = config.ReadRulesFile(file)
 	}
-	text, err := io.ReadAll(io.LimitReader(in, maxRulesFile))
 	if err != nil {
 		return nil, nil, fault.Wrap(fault.InvalidInput, err, "%s %s", flag, file)
 	}

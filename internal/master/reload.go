@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"log/slog"
 	"net/http"
-	"os"
 	"sync"
 	"time"
 
@@ -15,12 +13,10 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/platform/config"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/scheduler"
 )
-
-// maxRulesFile is more than a document of rules may have.
-const maxRulesFile = 1 << 20
 
 // ruleFile is the file of rules and what came of it. The rules that hold are
 // Master.rules: a file that is bad, or away, changes nothing of them.
@@ -61,15 +57,7 @@ func (f *ruleFile) read() (text []byte, mark string, err error) {
 	if f.path == "" {
 		return nil, "", nil
 	}
-	info, err := os.Stat(f.path)
-	switch {
-	case err != nil:
-	case info.Size() > maxRulesFile:
-		err = errors.New("it is too large for a file of rules")
-	default:
-		text, err = os.ReadFile(f.path)
-	}
-	if err != nil {
+	if text, err = config.ReadRulesFile(f.path); err != nil {
 		return nil, "none: " + err.Error(), fault.Wrap(fault.BadConfig, err, "master.scheduler_config %q", f.path)
 	}
 	sum := sha256.Sum256(text)
@@ -134,9 +122,9 @@ func (m *Master) rulesLoop(ctx context.Context) {
 // twice.
 func (m *Master) lookAtRules(now bool) {
 	f := m.ruleFile
+	text, mark, err := f.read() // without the lock: a disk may take its time
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	text, mark, err := f.read()
 	steady := now || mark == f.last
 	f.last = mark
 	if !steady || mark == f.acted {

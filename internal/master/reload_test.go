@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -155,6 +156,27 @@ func TestTheLastGoodRulesHold(t *testing.T) {
 	}
 }
 
+// What is no file keeps nobody waiting, and an emptied file is no wish for the
+// defaults.
+func TestWhatIsNoFileOfRulesChangesNothing(t *testing.T) {
+	r := newRuled(t, pickHighest)
+	first := r.show()
+	for want, put := range map[string]func() error{
+		"no regular file": func() error { return syscall.Mkfifo(r.path, 0o600) },
+		"it is empty":     func() error { return os.WriteFile(r.path, []byte("\n"), 0o600) },
+	} {
+		must(t, os.Remove(r.path))
+		must(t, put())
+		r.ReloadRules()
+		if got := r.show(); got.Good || got.Hash != first.Hash || got.Rules != first.Rules || !strings.Contains(got.Error, want) {
+			t.Errorf("%s: %+v", want, got)
+		}
+		if _, err := startRuled(t, r.path); !errors.Is(err, fault.BadConfig) || !strings.Contains(err.Error(), want) {
+			t.Errorf("a start with it: %v, want %s", err, want)
+		}
+	}
+}
+
 // What rules have learned outlives them.
 func TestARulesChangeForgetsNobody(t *testing.T) {
 	r := newRuled(t, "scheduler: {breaker: {min_calls: 2, pause: 1h, max_pause: 1h}}\ncubelet_conf: {retry_burst: 10, retry_share: 0}\n")
@@ -244,7 +266,7 @@ func TestExternalScoresDecideAsFarAsTheyMay(t *testing.T) {
 		return fmt.Sprintf("scheduler: {external: {candidates: %d, max_influence: %d, scorers: [{name: heat, url: %q, timeout: 2s, on_failure: %s}]}}\n", candidates, influence, scorer.URL, onFailure)
 	}
 	v, now := fleetOf(50), time.Unix(1_800_000_000, 0)
-	r := newRuled(t, "")
+	r := newRuled(t, "scheduler: {}\n")
 	ask := func() (scheduler.Decision, scheduler.Request, error) {
 		q := scheduler.Request{Sandbox: "i1", Resources: host.Resources{MilliCPU: 1000, MemBytes: 1 << 30, DiskBytes: 1 << 30, Slots: 1}, Seed: 1}
 		d, err := r.Choose(t.Context(), v, scheduler.NewLedger(), &q, now)
