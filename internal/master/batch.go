@@ -40,6 +40,8 @@ type batch struct {
 	sub   store.Submission // without an id: it may not be sent again
 	kept  []byte           // the answer of an earlier batch of the same id
 	rules *rules
+
+	stored int // bytes of the requests
 }
 
 // part is one sandbox of a batch.
@@ -140,6 +142,9 @@ func (m *Master) newBatch(req *cubeapi.SandboxBatchRequest) (*batch, error) {
 		one.RequestID = ""
 		if err := checkCreate(&one); err != nil {
 			return nil, fmt.Errorf("requests[%d]: %w", i, err)
+		}
+		if err := b.checkStored(one, n); err != nil {
+			return nil, err
 		}
 		b.parts = append(b.parts, &part{plan: &plan{req: one, rules: b.rules}})
 	}

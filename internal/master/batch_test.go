@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -186,12 +187,37 @@ func TestBadBatchesAreRefused(t *testing.T) {
 	named.Requests = []cubeapi.SandboxCreateRequest{{TemplateID: "base", RequestID: "x"}}
 	both := named
 	both.Count = 2
-	for name, q := range map[string]cubeapi.SandboxBatchRequest{"none": many(0, ""), "fewer than none": many(-1, ""), "too many": many(1001, ""), "a mode": many(2, "some"), "an id of one": named, "both": both} {
+	large := many(1000, "")
+	large.Envs = map[string]string{"A": strings.Repeat("x", 8<<10)}
+	for name, q := range map[string]cubeapi.SandboxBatchRequest{"too large": large, "none": many(0, ""), "fewer than none": many(-1, ""), "too many": many(1001, ""), "a mode": many(2, "some"), "an id of one": named, "both": both} {
 		_, err := r.api.CreateSandboxes(t.Context(), q)
 		if !errors.Is(err, fault.InvalidInput) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// What is kept with a sandbox and shown has bounds.
+func TestACreateKeepsWithinBounds(t *testing.T) {
+	r, _ := ready(t, sqlite(t), 1, plenty)
+	words := map[string]string{}
+	for i := range 65 {
+		words[strconv.Itoa(i)] = ""
+	}
+	for name, q := range map[string]cubeapi.SandboxCreateRequest{
+		"labels": {Labels: words}, "no key": {Labels: map[string]string{"": "x"}}, "a control": {Labels: map[string]string{"a\nb": "x"}},
+		"a long key": {Labels: map[string]string{strings.Repeat("k", 129): ""}}, "a long value": {Labels: map[string]string{"k": strings.Repeat("v", 257)}},
+		"a control in a value": {Labels: map[string]string{"k": "\x00"}}, "annotations": {Annotations: words},
+		"a scope": {Scope: make([]string, 1001)}, "a long scope": {Scope: []string{strings.Repeat("s", 129)}},
+	} {
+		q.TemplateID = "base"
+		if _, err := r.api.CreateSandbox(t.Context(), q); !errors.Is(err, fault.InvalidInput) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	most := cubeapi.SandboxCreateRequest{TemplateID: "base", Labels: map[string]string{strings.Repeat("k", 128): strings.Repeat("v", 256)}}
+	_, err := r.api.CreateSandbox(t.Context(), most)
+	must(t, err)
 }
 
 // Where sandboxes are stands in Redis while they live, whenever that is there.

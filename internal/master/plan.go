@@ -225,6 +225,9 @@ func checkCreate(r *cubeapi.SandboxCreateRequest) (err error) {
 	if r.Network, r.OldNetwork, err = oneNetwork(r.Network, r.OldNetwork); err != nil {
 		return err
 	}
+	if err := checkWords(r); err != nil {
+		return err
+	}
 	for _, c := range r.Containers {
 		if err := checkLimits(c.DNS, c.RLimit, c.Resources); err != nil {
 			return err

@@ -174,13 +174,8 @@ func checkOverrides(o *cubeapi.ContainerOverride) error {
 	if strings.ContainsRune(o.WorkingDir, 0) || o.WorkingDir != "" && !path.IsAbs(o.WorkingDir) {
 		return fault.New(fault.InvalidInput, "working_dir %.128q: must be an absolute path", o.WorkingDir)
 	}
-	if len(o.Annotations) > maxAnnotations {
-		return fault.New(fault.InvalidInput, "%d annotations, at most %d", len(o.Annotations), maxAnnotations)
-	}
-	for k, v := range o.Annotations {
-		if k == "" || len(k)+len(v) > maxAnnotation || !isName(k) || !isText(v) {
-			return fault.New(fault.InvalidInput, "annotation %.64q: name and value are text, of at most %d bytes", k, maxAnnotation)
-		}
+	if err := checkAnnotations(o.Annotations); err != nil {
+		return err
 	}
 	if _, err := userOf(o.Security); err != nil {
 		return err
