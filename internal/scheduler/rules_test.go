@@ -244,6 +244,13 @@ cubelet_conf:
 	}
 }
 
+func TestAFaultIsToldOnce(t *testing.T) {
+	_, _, err := scheduler.ParseRules([]byte("scheduler:\n  breaker: {window: 30}\n"))
+	if err == nil || strings.Count(err.Error(), "breaker.window") != 1 {
+		t.Error(err)
+	}
+}
+
 func TestDocumentsThatAreNoRules(t *testing.T) {
 	for text, want := range map[string]string{
 		"scheduler: [1, 2":            "scheduler rules",

@@ -273,6 +273,7 @@ func (r *reader) leaf(at string, n ast.Node, v reflect.Value) {
 		d, err := time.ParseDuration(text)
 		if err != nil {
 			wants("a duration with its unit, such as 30s or 5ms")
+			return
 		}
 		v.SetInt(int64(d))
 	case v.Kind() == reflect.String:
@@ -281,6 +282,7 @@ func (r *reader) leaf(at string, n ast.Node, v reflect.Value) {
 		b, err := strconv.ParseBool(text)
 		if err != nil {
 			wants("true or false")
+			return
 		}
 		v.SetBool(b)
 	case v.CanInt():
