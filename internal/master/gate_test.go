@@ -193,6 +193,17 @@ func TestABatchPaysAsMany(t *testing.T) {
 	if w, u := g.Counts(); w+u != 0 {
 		t.Errorf("%d wait, %d are under way", w, u)
 	}
+	// It takes no more places than it calls hosts at once, and gives them all back.
+	if leave, err = g.Enter(t.Context(), "a", "", 1000); err != nil {
+		t.Fatal(err)
+	}
+	if _, u := g.Counts(); u >= 100 {
+		t.Errorf("a batch of 1000 takes %d places", u)
+	}
+	leave()
+	if _, u := g.Counts(); u != 0 {
+		t.Errorf("%d are under way", u)
+	}
 }
 
 // More room wakes those who wait.

@@ -152,13 +152,13 @@ func (m *Master) sweepRoutes(ctx context.Context) error {
 	if !due {
 		return nil
 	}
-	var rows []sandbox.Sandbox
+	var rows []sandboxdb.Placed
 	var hosts []host.Facts
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		if hosts, err = sandboxdb.ListHosts(ctx, tx); err != nil {
 			return err
 		}
-		rows, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{States: routed, Limit: listLimit})
+		rows, err = sandboxdb.ListPlaced(ctx, tx, routed)
 		return err
 	})
 	if err != nil {
@@ -184,7 +184,7 @@ func (m *Master) sweepRoutes(ctx context.Context) error {
 }
 
 // checkRoutes writes the routes that are not there, or lead to another host.
-func (m *Master) checkRoutes(ctx context.Context, rows []sandbox.Sandbox, ips map[host.ID]string) error {
+func (m *Master) checkRoutes(ctx context.Context, rows []sandboxdb.Placed, ips map[host.ID]string) error {
 	bounded, cancel := context.WithTimeout(ctx, routeTime)
 	defer cancel()
 	found := make([]*redis.StringCmd, len(rows))
@@ -208,7 +208,7 @@ func (m *Master) checkRoutes(ctx context.Context, rows []sandbox.Sandbox, ips ma
 
 // dropRoutes removes the routes of sandboxes that are not among the rows and
 // have ended, or never were.
-func (m *Master) dropRoutes(ctx context.Context, rows []sandbox.Sandbox) error {
+func (m *Master) dropRoutes(ctx context.Context, rows []sandboxdb.Placed) error {
 	in := make(map[string]bool, len(rows))
 	for _, s := range rows {
 		in[string(s.ID)] = true

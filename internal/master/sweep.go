@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 	"github.com/paddock-dev/paddock/internal/store"
@@ -212,7 +213,8 @@ func (m *Master) expireCharges(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, id := range m.fleet.ledger.Expire(now.Add(-m.passing() - sandbox.MaxProbeTime)) {
+	longest := m.passing() + sandbox.MaxProbeTime + m.cfg.Master.CreateTimeout*(cubeapi.MaxBatch/batchCalls)
+	for _, id := range m.fleet.ledger.Expire(now.Add(-longest)) {
 		m.log.WarnContext(ctx, "charge expired", slog.String("sandbox_id", string(id)))
 	}
 	return nil

@@ -163,6 +163,23 @@ func CountByHost(ctx context.Context, tx *store.Tx, labels map[string]string) (m
 // holding are the states in which a sandbox takes something of its host.
 var holding = []sandbox.State{sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused}
 
+// Placed is a sandbox and its host.
+type Placed struct {
+	ID     sandbox.ID
+	HostID host.ID
+}
+
+// ListPlaced returns all sandboxes in these states, however many there are.
+func ListPlaced(ctx context.Context, tx *store.Tx, states []sandbox.State) ([]Placed, error) {
+	args := make([]any, len(states))
+	for i, s := range states {
+		args[i] = string(s)
+	}
+	return store.Collect(ctx, tx, func(r store.Scanner) (p Placed, err error) {
+		return p, r.Scan(&p.ID, &p.HostID)
+	}, `SELECT id, host_id FROM sandbox WHERE state IN (?`+strings.Repeat(", ?", len(states)-1)+`) ORDER BY id`, args...)
+}
+
 // MoveSandbox is the only statement that changes a sandbox's state. It writes
 // host, address and reason too.
 func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbox.Event) (sandbox.Sandbox, error) {
