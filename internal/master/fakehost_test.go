@@ -223,6 +223,14 @@ func (h *fakeHost) say(ctx context.Context) error {
 	return h.tell.Report(ctx, h.id, q)
 }
 
+// next counts a report that a test sends for it.
+func (h *fakeHost) next() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.revision++
+	return h.revision
+}
+
 func (h *fakeHost) count64() int64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()

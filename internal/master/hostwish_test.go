@@ -119,7 +119,8 @@ func TestQuotasAreComparedAndSet(t *testing.T) {
 		if first != 1 {
 			t.Errorf("%d of %d were first", first, cap(won))
 		}
-		report := cubeapi.HostStatusRequest{Ready: true, Allocatable: &host.Resources{MilliCPU: 4000}, QuotaRevision: 1}
+		h.hush() // it knows of no quotas
+		report := cubeapi.HostStatusRequest{Ready: true, Allocatable: &host.Resources{MilliCPU: 4000}, QuotaRevision: 1, Revision: h.next()}
 		answer, err := h.tell.Exchange(t.Context(), h.id, report)
 		must(t, err)
 		if answer.Quota == nil || answer.Quota.Revision != 2 || *answer.Quota.MilliCPU != 6000 || answer.Quota.Slots != nil {
@@ -128,7 +129,7 @@ func TestQuotasAreComparedAndSet(t *testing.T) {
 		if shown = r.hostNow(h); shown.Allocatable.MilliCPU != 4000 || !shown.Quota.Drift || shown.Quota.AppliedRevision != 1 {
 			t.Errorf("behind: %+v of %+v", shown.Quota, shown.Allocatable)
 		}
-		report.Allocatable.MilliCPU, report.QuotaRevision = 6000, 2
+		report.Allocatable.MilliCPU, report.QuotaRevision, report.Revision = 6000, 2, h.next()
 		must(t, h.tell.Report(t.Context(), h.id, report))
 		if shown = r.hostNow(h); shown.Allocatable.MilliCPU != 6000 || shown.Quota.Drift {
 			t.Errorf("followed: %+v of %+v", shown.Quota, shown.Allocatable)
@@ -252,7 +253,7 @@ func TestAnEmptyHostIsRemoved(t *testing.T) {
 		must(t, err)
 		h.hush()
 		// What is in no book counts as long as the host tells of it.
-		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, Sandboxes: 2}))
+		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, Sandboxes: 2, Revision: h.next()}))
 		refused(t, r.api.RemoveHost(t.Context(), name, false), fault.StateConflict)
 		must(t, h.say(t.Context()))
 		must(t, r.api.RemoveHost(t.Context(), name, false))
@@ -298,14 +299,15 @@ func TestEveryMasterSeesAHostAlike(t *testing.T) {
 		must(t, err)
 		sees("the label", func(f host.Facts) bool { return f.Labels["gpu"] == "a100" })
 		h.hush()
-		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, Allocatable: &host.Resources{MilliCPU: 7}, Revision: 9, HostUsage: cubeapi.HostUsage{Creating: 3, CPULoad: 1.5}}))
+		n := h.next()
+		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, Allocatable: &host.Resources{MilliCPU: 7}, Revision: n, HostUsage: cubeapi.HostUsage{Creating: 3, CPULoad: 1.5}}))
 		sees("a report", func(f host.Facts) bool {
-			return f.Allocatable.MilliCPU == 7 && f.Usage.Creating == 3 && f.Usage.CPULoad == 1.5 && f.Usage.Revision == 9 && !f.Usage.LocalMetricAt.IsZero() && !f.Usage.MetricAt.IsZero() && !f.Usage.MetadataAt.IsZero()
+			return f.Allocatable.MilliCPU == 7 && f.Usage.Creating == 3 && f.Usage.CPULoad == 1.5 && f.Usage.Revision == n && !f.Usage.LocalMetricAt.IsZero() && !f.Usage.MetricAt.IsZero() && !f.Usage.MetadataAt.IsZero()
 		})
-		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: false, Revision: 8})) // it was overtaken
+		must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: false, Revision: n - 1})) // it was overtaken
 		_, err = api.CordonHost(t.Context(), string(h.id), true)
 		must(t, err)
-		sees("no report that is older", func(f host.Facts) bool { return f.Cordoned && f.Ready && f.Usage.Revision == 9 })
+		sees("no report that is older", func(f host.Facts) bool { return f.Cordoned && f.Ready && f.Usage.Revision == n })
 		must(t, r.api.RemoveHost(t.Context(), string(h.id), false))
 		for _, m := range []*running{r.m, other} {
 			eventually(t, "it is gone", func() bool { _, known, err := m.Seen(t.Context(), h.id); return err == nil && !known })
@@ -407,7 +409,7 @@ func TestMeasuresAreDatedByTheDatabase(t *testing.T) {
 	r.start()
 	h := r.host(0, plenty)
 	h.hush()
-	must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, MetricAgeMS: 60_000}))
+	must(t, h.tell.Report(t.Context(), h.id, cubeapi.HostStatusRequest{Ready: true, MetricAgeMS: 60_000, Revision: h.next()}))
 	r.view(func(ctx context.Context, tx *store.Tx) error {
 		f, err := sandboxdb.GetHost(ctx, tx, h.id)
 		if age := f.Usage.LocalMetricAt.Sub(f.Usage.MetricAt); age != time.Minute || !f.Usage.LocalMetricAt.Equal(f.HeardAt) {

@@ -234,7 +234,7 @@ func TestAMoveWaitsForItsTemplateCentre(t *testing.T) {
 // ends too: each try is a sign of life.
 func TestAMoveThatNeverSucceedsEnds(t *testing.T) {
 	r := newRig(t, sqlite(t))
-	r.start(func(p *running) { p.MoveQuiet(500 * time.Millisecond); p.MoveWithin(time.Second) })
+	r.start(func(p *running) { p.MoveQuiet(10 * time.Second); p.MoveWithin(time.Second) })
 	r.host(0, plenty)
 	r.template(alias("app"))
 	r.center.set(func(c *fakeCenter) {
