@@ -122,8 +122,8 @@ func TestADryRunReadsWell(t *testing.T) {
 		}
 		golden(t, c.name, stdout)
 	}
-	_, first, _ := dry("", "app", "-o", "json")
-	if _, again, _ := dry("", "app", "-o", "json"); !strings.Contains(first, `"fits": true`) || !strings.Contains(again, `"seed": "7"`) {
+	code, first, _ := dry("", "app", "-o", "json")
+	if code2, again, _ := dry("", "app", "-o", "json"); code+code2 != 0 || !strings.Contains(first, `"fits": true`) || !strings.Contains(again, `"seed": "7"`) {
 		t.Errorf("as JSON: %s", first)
 	}
 	for want, words := range map[string][]string{

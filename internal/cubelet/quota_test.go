@@ -24,7 +24,7 @@ func (w *world) hang() (stop func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = w.host.CreateSandbox(ctx, r)
+		_, _ = w.host.CreateSandbox(ctx, r) // it is given up below
 	}()
 	runtimetest.Eventually(w.t, "the create is under way", func() bool { _, err := w.get(r.GetSandboxId()); return err == nil })
 	return func() {
