@@ -142,7 +142,9 @@ func TestUp(t *testing.T) {
 	t.Run("what the tracer loses is logged", u.testTracerIsLogged)
 	t.Run("exec", u.testExec)
 	t.Run("scripts", func(t *testing.T) {
-		u.silentHost(t, "silent")
+		for _, name := range []string{"silent", "quiet"} { // scripts run side by side, and one removes its host
+			u.silentHost(t, name)
+		}
 		scripts(t, "testdata/up", map[string]string{"PADDOCK_DATA_DIR": u.dir, "PADDOCK_CONFIG": u.config, "MASTER": "http://" + u.master, "KEY": u.apiKey})
 	})
 }
