@@ -53,6 +53,9 @@ func (m *Master) Quicken() {
 		agentRead:      time.Minute,
 	}
 	m.pace.rules = 10 * time.Millisecond
+	if m.cfg.Master.CreateTimeout >= time.Minute { // a test that is patient with creates is so with their signs of life
+		m.pace.createQuiet = 30 * time.Second
+	}
 }
 
 // AgentPace sets how long the upload of an agent waits for its turn, and takes.
