@@ -28,7 +28,7 @@ func (m *Master) Quicken() {
 		hostGrace:      0,
 		startGrace:     200 * time.Millisecond,
 		createBeat:     100 * time.Millisecond,
-		createQuiet:    3 * time.Second,
+		createQuiet:    6 * time.Second,
 		orphanGrace:    200 * time.Millisecond,
 		trialRoom:      200 * time.Millisecond,
 		trialKept:      time.Hour,
@@ -54,9 +54,13 @@ func (m *Master) Quicken() {
 	}
 	m.pace.rules = 10 * time.Millisecond
 	if m.cfg.Master.CreateTimeout >= time.Minute { // a test that is patient with creates is so with their signs of life
-		m.pace.createQuiet = 30 * time.Second
+		m.Patient()
 	}
 }
+
+// Patient lets a create go without a sign of life for as long as a loaded
+// machine may need.
+func (m *Master) Patient() { m.pace.createQuiet = 30 * time.Second }
 
 // AgentPace sets how long the upload of an agent waits for its turn, and takes.
 func (m *Master) AgentPace(wait, read time.Duration) { m.pace.agentWait, m.pace.agentRead = wait, read }

@@ -41,6 +41,7 @@ type fleet struct {
 	seen sync.RWMutex
 	view *scheduler.View
 	read time.Time // when the view was read, by this process's clock
+	from time.Time // when that began
 	got  uint64    // asked, when that began
 }
 
@@ -91,8 +92,21 @@ func (f *fleet) now(ctx context.Context) (*scheduler.View, time.Time, error) {
 	return f.refresh(ctx)
 }
 
+// fresh reports whether nobody need read anew.
+func (f *fleet) fresh() bool {
+	_, _, ok := f.within(viewAge)
+	return ok
+}
+
+// readSince reports whether the view shows all that was written before t.
+func (f *fleet) readSince(t time.Time) bool {
+	f.seen.RLock()
+	defer f.seen.RUnlock()
+	return f.from.After(t)
+}
+
 func (f *fleet) refresh(ctx context.Context) (*scheduler.View, time.Time, error) {
-	asked := f.asked.Load()
+	asked, from := f.asked.Load(), time.Now()
 	var hosts []host.Facts
 	var now time.Time
 	err := f.db.View(ctx, func(tx *store.Tx) (err error) {
@@ -107,7 +121,7 @@ func (f *fleet) refresh(ctx context.Context) (*scheduler.View, time.Time, error)
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	view, gone := f.become(hosts, now, asked)
+	view, gone := f.become(hosts, now, asked, from)
 	if f.left != nil {
 		for _, id := range gone {
 			f.left(id)
@@ -118,7 +132,7 @@ func (f *fleet) refresh(ctx context.Context) (*scheduler.View, time.Time, error)
 
 // become makes the view that of these hosts, and returns who is not among them
 // any more.
-func (f *fleet) become(hosts []host.Facts, now time.Time, asked uint64) (*scheduler.View, []host.ID) {
+func (f *fleet) become(hosts []host.Facts, now time.Time, asked uint64, from time.Time) (*scheduler.View, []host.ID) {
 	f.seen.Lock()
 	defer f.seen.Unlock()
 	var gone []host.ID
@@ -132,7 +146,7 @@ func (f *fleet) become(hosts []host.Facts, now time.Time, asked uint64) (*schedu
 		}
 		f.view = f.view.With(now, hosts)
 	}
-	f.read, f.got = time.Now(), asked
+	f.read, f.from, f.got = time.Now(), from, asked
 	f.ledger.Observe(f.view)
 	return f.view, gone
 }

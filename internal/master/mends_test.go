@@ -214,7 +214,7 @@ func TestUploadsOfAgentsAreBounded(t *testing.T) {
 // A repeated create waits for the first as long as its probe may take.
 func TestARepeatedCreateWaitsForTheProbe(t *testing.T) {
 	r := newRig(t, sqlite(t), func(c *config.Config) { c.Master.CreateTimeout = 4 * time.Second })
-	r.start()
+	r.start(func(p *running) { p.Patient() })
 	h := r.host(0, plenty)
 	r.template(alias("app"), probed, func(q *cubeapi.FromImageRequest) { q.Overrides.Probe.TimeoutSeconds = 200 })
 	met, goOn := make(chan struct{}, 1), make(chan struct{})
@@ -240,7 +240,13 @@ func TestARepeatedCreateWaitsForTheProbe(t *testing.T) {
 		return c
 	}
 	first := ask()
-	wait(t, "the create", met)
+	select {
+	case <-met:
+	case o := <-first:
+		t.Fatalf("it ended before its host was asked: %v", o.err)
+	case <-time.After(time.Minute):
+		t.Fatal("its host was not asked")
+	}
 	second := ask()
 	select {
 	case o := <-second:

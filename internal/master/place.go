@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -165,13 +166,15 @@ func gate(ctx context.Context, tx *store.Tx, id host.ID) (f host.Facts, shut str
 }
 
 // choose takes a host by the rules and charges it. A refusal by a view that is
-// not the newest is no answer yet.
+// not the newest is no answer yet; nor is one for want of an artifact by a view
+// that is older than the request, which may know that a template is ready.
 func (m *Master) choose(ctx context.Context, r *rules, q scheduler.Request) (d scheduler.Decision, at time.Time, err error) {
+	began := time.Now()
 	if _, _, err := m.fleet.now(ctx); err != nil {
 		return d, at, err
 	}
 	d, at, err = m.pick(r, q)
-	if _, _, fresh := m.fleet.within(viewAge); err == nil || fresh {
+	if err == nil || m.fleet.fresh() && (!missesArtifact(d) || m.fleet.readSince(began)) {
 		return d, at, err
 	}
 	m.fleet.changed()
@@ -179,6 +182,11 @@ func (m *Master) choose(ctx context.Context, r *rules, q scheduler.Request) (d s
 		return d, at, err
 	}
 	return m.pick(r, q)
+}
+
+// missesArtifact reports whether hosts were left out for lack of the artifact.
+func missesArtifact(d scheduler.Decision) bool {
+	return slices.ContainsFunc(d.Out, func(o scheduler.Count) bool { return o.Plugin == "template_locality" })
 }
 
 func (m *Master) pick(r *rules, q scheduler.Request) (d scheduler.Decision, at time.Time, err error) {

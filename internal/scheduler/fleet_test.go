@@ -275,6 +275,27 @@ func TestOvertakenReportDoesNotCount(t *testing.T) {
 	}
 }
 
+// A truth that a host told with a sandbox is newer than its report, and says
+// nothing of artifacts: what the row has come to say of them counts.
+func TestArtifactsOfAnOvertakenReportCount(t *testing.T) {
+	told, row := fit("a"), fit("a")
+	told.Usage.Revision, row.Usage.Revision = 8, 7
+	row.Artifacts = append(slices.Clone(row.Artifacts), "art-new")
+	v := scheduler.NewView([]host.Facts{told}, now).With(now, []host.Facts{row})
+	if got, _ := v.Host("a"); !slices.Contains(got.Artifacts, "art-new") || got.Usage.Revision != 8 {
+		t.Errorf("%+v", got)
+	}
+	s, err := scheduler.New(scheduler.ClusterConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := ask()
+	r.Artifact = "art-new"
+	if d, err := s.Choose(v, scheduler.NewLedger(), r, now); err != nil {
+		t.Errorf("%v: %+v", err, d)
+	}
+}
+
 func TestDecisionsAllocateNothing(t *testing.T) {
 	s, err := scheduler.New(scheduler.ClusterConfig())
 	if err != nil {

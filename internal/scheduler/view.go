@@ -191,7 +191,10 @@ func (b *builder) put(h *host.Facts) {
 	p := b.page(n)
 	old := p.facts[n%lanes]
 	if old != nil && old.Usage.Revision > 0 && h.Usage.Revision > 0 && h.Usage.Revision < old.Usage.Revision {
+		// What it holds of artifacts no truth tells: there the row is the newer.
+		artifacts := h.Artifacts
 		h.Status, h.Usage, h.HeardAt = old.Status, old.Usage, old.HeardAt
+		h.Artifacts = artifacts
 	}
 	b.retag(n, old, h)
 	p.put(int(n%lanes), h)
