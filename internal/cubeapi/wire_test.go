@@ -46,7 +46,7 @@ func TestEveryConstantHasItsWord(t *testing.T) {
 	}, template.Replicas.States())
 	walk(t, cubeapi.SandboxStatus, map[sandbox.State]string{
 		sandbox.Allocating: "ALLOCATING", sandbox.Starting: "STARTING", sandbox.Running: "RUNNING", sandbox.Pausing: "PAUSING",
-		sandbox.Paused: "PAUSED", sandbox.Terminating: "TERMINATING", sandbox.Terminated: "TERMINATED",
+		sandbox.Paused: "PAUSED", sandbox.Resuming: "RESUMING", sandbox.RollingBack: "ROLLING_BACK", sandbox.Terminating: "TERMINATING", sandbox.Terminated: "TERMINATED",
 	}, sandbox.Machine.States())
 	walk(t, cubeapi.Phases, map[template.Phase]string{
 		template.PhasePulling: "PULLING", template.PhaseUnpacking: "UNPACKING", template.PhaseBuildingExt4: "BUILDING_EXT4", template.PhaseStoring: "STORING",

@@ -27,12 +27,15 @@ const (
 type SandboxState int32
 
 const (
-	SandboxState_SANDBOX_STATE_UNSPECIFIED SandboxState = 0
-	SandboxState_SANDBOX_STATE_STARTING    SandboxState = 1
-	SandboxState_SANDBOX_STATE_RUNNING     SandboxState = 2
-	SandboxState_SANDBOX_STATE_PAUSED      SandboxState = 3
-	SandboxState_SANDBOX_STATE_STOPPING    SandboxState = 4
-	SandboxState_SANDBOX_STATE_EXITED      SandboxState = 5
+	SandboxState_SANDBOX_STATE_UNSPECIFIED  SandboxState = 0
+	SandboxState_SANDBOX_STATE_STARTING     SandboxState = 1
+	SandboxState_SANDBOX_STATE_RUNNING      SandboxState = 2
+	SandboxState_SANDBOX_STATE_PAUSED       SandboxState = 3
+	SandboxState_SANDBOX_STATE_STOPPING     SandboxState = 4
+	SandboxState_SANDBOX_STATE_EXITED       SandboxState = 5
+	SandboxState_SANDBOX_STATE_PAUSING      SandboxState = 6
+	SandboxState_SANDBOX_STATE_RESUMING     SandboxState = 7
+	SandboxState_SANDBOX_STATE_ROLLING_BACK SandboxState = 8
 )
 
 // Enum value maps for SandboxState.
@@ -44,14 +47,20 @@ var (
 		3: "SANDBOX_STATE_PAUSED",
 		4: "SANDBOX_STATE_STOPPING",
 		5: "SANDBOX_STATE_EXITED",
+		6: "SANDBOX_STATE_PAUSING",
+		7: "SANDBOX_STATE_RESUMING",
+		8: "SANDBOX_STATE_ROLLING_BACK",
 	}
 	SandboxState_value = map[string]int32{
-		"SANDBOX_STATE_UNSPECIFIED": 0,
-		"SANDBOX_STATE_STARTING":    1,
-		"SANDBOX_STATE_RUNNING":     2,
-		"SANDBOX_STATE_PAUSED":      3,
-		"SANDBOX_STATE_STOPPING":    4,
-		"SANDBOX_STATE_EXITED":      5,
+		"SANDBOX_STATE_UNSPECIFIED":  0,
+		"SANDBOX_STATE_STARTING":     1,
+		"SANDBOX_STATE_RUNNING":      2,
+		"SANDBOX_STATE_PAUSED":       3,
+		"SANDBOX_STATE_STOPPING":     4,
+		"SANDBOX_STATE_EXITED":       5,
+		"SANDBOX_STATE_PAUSING":      6,
+		"SANDBOX_STATE_RESUMING":     7,
+		"SANDBOX_STATE_ROLLING_BACK": 8,
 	}
 )
 
@@ -644,9 +653,22 @@ type CreateSandboxRequest struct {
 	OpenFiles uint64 `protobuf:"varint,15,opt,name=open_files,json=openFiles,proto3" json:"open_files,omitempty"`
 	// How the sandbox shows that its own program serves. The create returns once
 	// it has; absent: once the guest answers.
-	Probe         *Probe `protobuf:"bytes,20,opt,name=probe,proto3" json:"probe,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Probe *Probe `protobuf:"bytes,20,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The runtime: runsc, oci or microvm; empty: the host's own.
+	Driver     string      `protobuf:"bytes,21,opt,name=driver,proto3" json:"driver,omitempty"`
+	Privileges *Privileges `protobuf:"bytes,22,opt,name=privileges,proto3" json:"privileges,omitempty"`
+	// Directories of the host, each within its operator's list.
+	Mounts []*HostMount `protobuf:"bytes,23,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// The snapshot of this host that it begins with; empty: the template alone.
+	SnapshotId string `protobuf:"bytes,24,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// What its guest asks of callers; empty: nothing.
+	AccessToken string `protobuf:"bytes,25,opt,name=access_token,json=accessToken,proto3" json:"access_token,omitempty"`
+	// The life that it begins; 0: the first.
+	Generation int64 `protobuf:"varint,26,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Which revision of what it may reach and of its ports this is.
+	NetworkRevision int64 `protobuf:"varint,27,opt,name=network_revision,json=networkRevision,proto3" json:"network_revision,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *CreateSandboxRequest) Reset() {
@@ -791,21 +813,203 @@ func (x *CreateSandboxRequest) GetProbe() *Probe {
 	return nil
 }
 
+func (x *CreateSandboxRequest) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *CreateSandboxRequest) GetPrivileges() *Privileges {
+	if x != nil {
+		return x.Privileges
+	}
+	return nil
+}
+
+func (x *CreateSandboxRequest) GetMounts() []*HostMount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+func (x *CreateSandboxRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *CreateSandboxRequest) GetAccessToken() string {
+	if x != nil {
+		return x.AccessToken
+	}
+	return ""
+}
+
+func (x *CreateSandboxRequest) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *CreateSandboxRequest) GetNetworkRevision() int64 {
+	if x != nil {
+		return x.NetworkRevision
+	}
+	return 0
+}
+
+type Privileges struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As CAP_CHOWN; used when set_capabilities is true, else the usual ones.
+	Capabilities    []string `protobuf:"bytes,1,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	SetCapabilities bool     `protobuf:"varint,2,opt,name=set_capabilities,json=setCapabilities,proto3" json:"set_capabilities,omitempty"`
+	NoNewPrivs      bool     `protobuf:"varint,3,opt,name=no_new_privs,json=noNewPrivs,proto3" json:"no_new_privs,omitempty"`
+	ReadOnlyRoot    bool     `protobuf:"varint,4,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *Privileges) Reset() {
+	*x = Privileges{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Privileges) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Privileges) ProtoMessage() {}
+
+func (x *Privileges) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Privileges.ProtoReflect.Descriptor instead.
+func (*Privileges) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Privileges) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Privileges) GetSetCapabilities() bool {
+	if x != nil {
+		return x.SetCapabilities
+	}
+	return false
+}
+
+func (x *Privileges) GetNoNewPrivs() bool {
+	if x != nil {
+		return x.NoNewPrivs
+	}
+	return false
+}
+
+func (x *Privileges) GetReadOnlyRoot() bool {
+	if x != nil {
+		return x.ReadOnlyRoot
+	}
+	return false
+}
+
+type HostMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Target        string                 `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostMount) Reset() {
+	*x = HostMount{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostMount) ProtoMessage() {}
+
+func (x *HostMount) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostMount.ProtoReflect.Descriptor instead.
+func (*HostMount) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *HostMount) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *HostMount) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *HostMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // Egress is what a sandbox may reach by itself. Addresses are IPv4 networks. Of
 // allow and deny, allow counts.
 type Egress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Every public address.
-	Internet      bool     `protobuf:"varint,1,opt,name=internet,proto3" json:"internet,omitempty"`
-	Allow         []string `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
-	Deny          []string `protobuf:"bytes,3,rep,name=deny,proto3" json:"deny,omitempty"`
+	Internet bool     `protobuf:"varint,1,opt,name=internet,proto3" json:"internet,omitempty"`
+	Allow    []string `protobuf:"bytes,2,rep,name=allow,proto3" json:"allow,omitempty"`
+	Deny     []string `protobuf:"bytes,3,rep,name=deny,proto3" json:"deny,omitempty"`
+	// Names, as example.com or *.example.com: what they resolve to counts as
+	// allowed, or denied, for as long as the answer says.
+	AllowNames    []string `protobuf:"bytes,4,rep,name=allow_names,json=allowNames,proto3" json:"allow_names,omitempty"`
+	DenyNames     []string `protobuf:"bytes,5,rep,name=deny_names,json=denyNames,proto3" json:"deny_names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1021,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[9]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1034,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{9}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Egress) GetInternet() bool {
@@ -854,6 +1058,20 @@ func (x *Egress) GetDeny() []string {
 	return nil
 }
 
+func (x *Egress) GetAllowNames() []string {
+	if x != nil {
+		return x.AllowNames
+	}
+	return nil
+}
+
+func (x *Egress) GetDenyNames() []string {
+	if x != nil {
+		return x.DenyNames
+	}
+	return nil
+}
+
 type Resolver struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Servers       []string               `protobuf:"bytes,1,rep,name=servers,proto3" json:"servers,omitempty"`
@@ -865,7 +1083,7 @@ type Resolver struct {
 
 func (x *Resolver) Reset() {
 	*x = Resolver{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1095,7 @@ func (x *Resolver) String() string {
 func (*Resolver) ProtoMessage() {}
 
 func (x *Resolver) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[10]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1108,7 @@ func (x *Resolver) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolver.ProtoReflect.Descriptor instead.
 func (*Resolver) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{10}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Resolver) GetServers() []string {
@@ -940,7 +1158,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1170,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[11]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1183,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{11}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Probe) GetHandler() isProbe_Handler {
@@ -1080,7 +1298,7 @@ type HttpGetProbe struct {
 
 func (x *HttpGetProbe) Reset() {
 	*x = HttpGetProbe{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1310,7 @@ func (x *HttpGetProbe) String() string {
 func (*HttpGetProbe) ProtoMessage() {}
 
 func (x *HttpGetProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[12]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1323,7 @@ func (x *HttpGetProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpGetProbe.ProtoReflect.Descriptor instead.
 func (*HttpGetProbe) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{12}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HttpGetProbe) GetPort() int32 {
@@ -1146,7 +1364,7 @@ type HttpHeader struct {
 
 func (x *HttpHeader) Reset() {
 	*x = HttpHeader{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1376,7 @@ func (x *HttpHeader) String() string {
 func (*HttpHeader) ProtoMessage() {}
 
 func (x *HttpHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[13]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1389,7 @@ func (x *HttpHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HttpHeader.ProtoReflect.Descriptor instead.
 func (*HttpHeader) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{13}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HttpHeader) GetName() string {
@@ -1198,7 +1416,7 @@ type TcpSocketProbe struct {
 
 func (x *TcpSocketProbe) Reset() {
 	*x = TcpSocketProbe{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1428,7 @@ func (x *TcpSocketProbe) String() string {
 func (*TcpSocketProbe) ProtoMessage() {}
 
 func (x *TcpSocketProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[14]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1441,7 @@ func (x *TcpSocketProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TcpSocketProbe.ProtoReflect.Descriptor instead.
 func (*TcpSocketProbe) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{14}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TcpSocketProbe) GetPort() int32 {
@@ -1243,7 +1461,7 @@ type ExecProbe struct {
 
 func (x *ExecProbe) Reset() {
 	*x = ExecProbe{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1473,7 @@ func (x *ExecProbe) String() string {
 func (*ExecProbe) ProtoMessage() {}
 
 func (x *ExecProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[15]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1486,7 @@ func (x *ExecProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecProbe.ProtoReflect.Descriptor instead.
 func (*ExecProbe) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{15}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExecProbe) GetCommand() []string {
@@ -1289,7 +1507,7 @@ type CreateSandboxResponse struct {
 
 func (x *CreateSandboxResponse) Reset() {
 	*x = CreateSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1519,7 @@ func (x *CreateSandboxResponse) String() string {
 func (*CreateSandboxResponse) ProtoMessage() {}
 
 func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[16]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1532,7 @@ func (x *CreateSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSandboxResponse.ProtoReflect.Descriptor instead.
 func (*CreateSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{16}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateSandboxResponse) GetSandbox() *Sandbox {
@@ -1350,7 +1568,7 @@ type HostTruth struct {
 
 func (x *HostTruth) Reset() {
 	*x = HostTruth{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1362,7 +1580,7 @@ func (x *HostTruth) String() string {
 func (*HostTruth) ProtoMessage() {}
 
 func (x *HostTruth) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[17]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1375,7 +1593,7 @@ func (x *HostTruth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostTruth.ProtoReflect.Descriptor instead.
 func (*HostTruth) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{17}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HostTruth) GetRevision() int64 {
@@ -1423,7 +1641,7 @@ type DeleteSandboxRequest struct {
 
 func (x *DeleteSandboxRequest) Reset() {
 	*x = DeleteSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1653,7 @@ func (x *DeleteSandboxRequest) String() string {
 func (*DeleteSandboxRequest) ProtoMessage() {}
 
 func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[18]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1666,7 @@ func (x *DeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{18}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteSandboxRequest) GetSandboxId() string {
@@ -1477,7 +1695,7 @@ type DeleteSandboxResponse struct {
 
 func (x *DeleteSandboxResponse) Reset() {
 	*x = DeleteSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1707,7 @@ func (x *DeleteSandboxResponse) String() string {
 func (*DeleteSandboxResponse) ProtoMessage() {}
 
 func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[19]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1502,7 +1720,7 @@ func (x *DeleteSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSandboxResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{19}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteSandboxResponse) GetExisted() bool {
@@ -1528,7 +1746,7 @@ type GetSandboxRequest struct {
 
 func (x *GetSandboxRequest) Reset() {
 	*x = GetSandboxRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +1758,7 @@ func (x *GetSandboxRequest) String() string {
 func (*GetSandboxRequest) ProtoMessage() {}
 
 func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[20]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +1771,7 @@ func (x *GetSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxRequest.ProtoReflect.Descriptor instead.
 func (*GetSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{20}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetSandboxRequest) GetSandboxId() string {
@@ -1572,7 +1790,7 @@ type GetSandboxResponse struct {
 
 func (x *GetSandboxResponse) Reset() {
 	*x = GetSandboxResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1584,7 +1802,7 @@ func (x *GetSandboxResponse) String() string {
 func (*GetSandboxResponse) ProtoMessage() {}
 
 func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[21]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1597,7 +1815,7 @@ func (x *GetSandboxResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSandboxResponse.ProtoReflect.Descriptor instead.
 func (*GetSandboxResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{21}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetSandboxResponse) GetSandbox() *Sandbox {
@@ -1615,7 +1833,7 @@ type ListSandboxesRequest struct {
 
 func (x *ListSandboxesRequest) Reset() {
 	*x = ListSandboxesRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1845,7 @@ func (x *ListSandboxesRequest) String() string {
 func (*ListSandboxesRequest) ProtoMessage() {}
 
 func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[22]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1858,7 @@ func (x *ListSandboxesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesRequest.ProtoReflect.Descriptor instead.
 func (*ListSandboxesRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{22}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
 }
 
 type ListSandboxesResponse struct {
@@ -1652,7 +1870,7 @@ type ListSandboxesResponse struct {
 
 func (x *ListSandboxesResponse) Reset() {
 	*x = ListSandboxesResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1664,7 +1882,7 @@ func (x *ListSandboxesResponse) String() string {
 func (*ListSandboxesResponse) ProtoMessage() {}
 
 func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[23]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1677,7 +1895,7 @@ func (x *ListSandboxesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSandboxesResponse.ProtoReflect.Descriptor instead.
 func (*ListSandboxesResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{23}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListSandboxesResponse) GetSandboxes() []*Sandbox {
@@ -1699,14 +1917,28 @@ type Sandbox struct {
 	// Why it is exited, in words.
 	Reason string `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`
 	// How long each step of the create took, in microseconds, by name.
-	StepUs        map[string]int64 `protobuf:"bytes,9,rep,name=step_us,json=stepUs,proto3" json:"step_us,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	StepUs map[string]int64 `protobuf:"bytes,9,rep,name=step_us,json=stepUs,proto3" json:"step_us,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The life that it is in, or goes into.
+	Generation int64  `protobuf:"varint,10,opt,name=generation,proto3" json:"generation,omitempty"`
+	Driver     string `protobuf:"bytes,11,opt,name=driver,proto3" json:"driver,omitempty"`
+	// Bytes on disk of a kept sandbox.
+	KeptBytes int64 `protobuf:"varint,12,opt,name=kept_bytes,json=keptBytes,proto3" json:"kept_bytes,omitempty"`
+	// It is kept with its memory.
+	WithMemory bool `protobuf:"varint,13,opt,name=with_memory,json=withMemory,proto3" json:"with_memory,omitempty"`
+	// Where a program of another host reaches exposed ports, as port of the host's
+	// forwarder; 0: nowhere.
+	ForwardPort int32 `protobuf:"varint,14,opt,name=forward_port,json=forwardPort,proto3" json:"forward_port,omitempty"`
+	// Which revision of its network policy and ports holds.
+	NetworkRevision int64 `protobuf:"varint,15,opt,name=network_revision,json=networkRevision,proto3" json:"network_revision,omitempty"`
+	// It was taken from the warm pool.
+	Warm          bool `protobuf:"varint,16,opt,name=warm,proto3" json:"warm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1718,7 +1950,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[24]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1731,7 +1963,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{24}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Sandbox) GetSandboxId() string {
@@ -1797,6 +2029,1337 @@ func (x *Sandbox) GetStepUs() map[string]int64 {
 	return nil
 }
 
+func (x *Sandbox) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *Sandbox) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Sandbox) GetKeptBytes() int64 {
+	if x != nil {
+		return x.KeptBytes
+	}
+	return 0
+}
+
+func (x *Sandbox) GetWithMemory() bool {
+	if x != nil {
+		return x.WithMemory
+	}
+	return false
+}
+
+func (x *Sandbox) GetForwardPort() int32 {
+	if x != nil {
+		return x.ForwardPort
+	}
+	return 0
+}
+
+func (x *Sandbox) GetNetworkRevision() int64 {
+	if x != nil {
+		return x.NetworkRevision
+	}
+	return 0
+}
+
+func (x *Sandbox) GetWarm() bool {
+	if x != nil {
+		return x.Warm
+	}
+	return false
+}
+
+type StatSandboxesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty: all.
+	SandboxIds    []string `protobuf:"bytes,1,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatSandboxesRequest) Reset() {
+	*x = StatSandboxesRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatSandboxesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatSandboxesRequest) ProtoMessage() {}
+
+func (x *StatSandboxesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatSandboxesRequest.ProtoReflect.Descriptor instead.
+func (*StatSandboxesRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *StatSandboxesRequest) GetSandboxIds() []string {
+	if x != nil {
+		return x.SandboxIds
+	}
+	return nil
+}
+
+type StatSandboxesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes     []*SandboxStats        `protobuf:"bytes,1,rep,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatSandboxesResponse) Reset() {
+	*x = StatSandboxesResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatSandboxesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatSandboxesResponse) ProtoMessage() {}
+
+func (x *StatSandboxesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatSandboxesResponse.ProtoReflect.Descriptor instead.
+func (*StatSandboxesResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *StatSandboxesResponse) GetSandboxes() []*SandboxStats {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return nil
+}
+
+// SandboxStats is what a sandbox uses now, and what it has used in its life.
+type SandboxStats struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId      string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	At             *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	CpuUs          int64                  `protobuf:"varint,3,opt,name=cpu_us,json=cpuUs,proto3" json:"cpu_us,omitempty"`
+	MemBytes       int64                  `protobuf:"varint,4,opt,name=mem_bytes,json=memBytes,proto3" json:"mem_bytes,omitempty"`
+	MemLimitBytes  int64                  `protobuf:"varint,5,opt,name=mem_limit_bytes,json=memLimitBytes,proto3" json:"mem_limit_bytes,omitempty"`
+	MilliCpuLimit  int64                  `protobuf:"varint,6,opt,name=milli_cpu_limit,json=milliCpuLimit,proto3" json:"milli_cpu_limit,omitempty"`
+	DiskBytes      int64                  `protobuf:"varint,7,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskLimitBytes int64                  `protobuf:"varint,8,opt,name=disk_limit_bytes,json=diskLimitBytes,proto3" json:"disk_limit_bytes,omitempty"`
+	RxBytes        int64                  `protobuf:"varint,9,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"`
+	TxBytes        int64                  `protobuf:"varint,10,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	Processes      int64                  `protobuf:"varint,11,opt,name=processes,proto3" json:"processes,omitempty"`
+	OomKills       int64                  `protobuf:"varint,12,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *SandboxStats) Reset() {
+	*x = SandboxStats{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxStats) ProtoMessage() {}
+
+func (x *SandboxStats) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxStats.ProtoReflect.Descriptor instead.
+func (*SandboxStats) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SandboxStats) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *SandboxStats) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *SandboxStats) GetCpuUs() int64 {
+	if x != nil {
+		return x.CpuUs
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetMemBytes() int64 {
+	if x != nil {
+		return x.MemBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetMemLimitBytes() int64 {
+	if x != nil {
+		return x.MemLimitBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetMilliCpuLimit() int64 {
+	if x != nil {
+		return x.MilliCpuLimit
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetDiskBytes() int64 {
+	if x != nil {
+		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetDiskLimitBytes() int64 {
+	if x != nil {
+		return x.DiskLimitBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetRxBytes() int64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetTxBytes() int64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetProcesses() int64 {
+	if x != nil {
+		return x.Processes
+	}
+	return 0
+}
+
+func (x *SandboxStats) GetOomKills() int64 {
+	if x != nil {
+		return x.OomKills
+	}
+	return 0
+}
+
+type PauseSandboxRequest struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId  string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Generation int64                  `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	// Keep the memory, too. Where the driver cannot, it is unsupported; false
+	// keeps what was written to disk alone.
+	WithMemory    bool   `protobuf:"varint,3,opt,name=with_memory,json=withMemory,proto3" json:"with_memory,omitempty"`
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxRequest) Reset() {
+	*x = PauseSandboxRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxRequest) ProtoMessage() {}
+
+func (x *PauseSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxRequest.ProtoReflect.Descriptor instead.
+func (*PauseSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PauseSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *PauseSandboxRequest) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PauseSandboxRequest) GetWithMemory() bool {
+	if x != nil {
+		return x.WithMemory
+	}
+	return false
+}
+
+func (x *PauseSandboxRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type PauseSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Truth         *HostTruth             `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PauseSandboxResponse) Reset() {
+	*x = PauseSandboxResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PauseSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PauseSandboxResponse) ProtoMessage() {}
+
+func (x *PauseSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PauseSandboxResponse.ProtoReflect.Descriptor instead.
+func (*PauseSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PauseSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *PauseSandboxResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+type ResumeSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Generation    int64                  `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxRequest) Reset() {
+	*x = ResumeSandboxRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxRequest) ProtoMessage() {}
+
+func (x *ResumeSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxRequest.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ResumeSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ResumeSandboxRequest) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+type ResumeSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Truth         *HostTruth             `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSandboxResponse) Reset() {
+	*x = ResumeSandboxResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSandboxResponse) ProtoMessage() {}
+
+func (x *ResumeSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSandboxResponse.ProtoReflect.Descriptor instead.
+func (*ResumeSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ResumeSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *ResumeSandboxResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+type UpdateSandboxRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Higher than that which holds, else nothing happens.
+	Revision      int64   `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	Egress        *Egress `protobuf:"bytes,3,opt,name=egress,proto3" json:"egress,omitempty"`
+	ExposedPorts  []int32 `protobuf:"varint,4,rep,packed,name=exposed_ports,json=exposedPorts,proto3" json:"exposed_ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateSandboxRequest) Reset() {
+	*x = UpdateSandboxRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateSandboxRequest) ProtoMessage() {}
+
+func (x *UpdateSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateSandboxRequest.ProtoReflect.Descriptor instead.
+func (*UpdateSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *UpdateSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *UpdateSandboxRequest) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *UpdateSandboxRequest) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *UpdateSandboxRequest) GetExposedPorts() []int32 {
+	if x != nil {
+		return x.ExposedPorts
+	}
+	return nil
+}
+
+type UpdateSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateSandboxResponse) Reset() {
+	*x = UpdateSandboxResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateSandboxResponse) ProtoMessage() {}
+
+func (x *UpdateSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateSandboxResponse.ProtoReflect.Descriptor instead.
+func (*UpdateSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *UpdateSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+type CreateSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId    string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	SandboxId     string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	WithMemory    bool                   `protobuf:"varint,3,opt,name=with_memory,json=withMemory,proto3" json:"with_memory,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotRequest) Reset() {
+	*x = CreateSnapshotRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotRequest) ProtoMessage() {}
+
+func (x *CreateSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CreateSnapshotRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *CreateSnapshotRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *CreateSnapshotRequest) GetWithMemory() bool {
+	if x != nil {
+		return x.WithMemory
+	}
+	return false
+}
+
+type CreateSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshot      *Snapshot              `protobuf:"bytes,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	Truth         *HostTruth             `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSnapshotResponse) Reset() {
+	*x = CreateSnapshotResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSnapshotResponse) ProtoMessage() {}
+
+func (x *CreateSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*CreateSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CreateSnapshotResponse) GetSnapshot() *Snapshot {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *CreateSnapshotResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+type Snapshot struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	// The sandbox that it was taken of, which may be gone.
+	SandboxId  string                 `protobuf:"bytes,2,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	TemplateId string                 `protobuf:"bytes,3,opt,name=template_id,json=templateId,proto3" json:"template_id,omitempty"`
+	ArtifactId string                 `protobuf:"bytes,4,opt,name=artifact_id,json=artifactId,proto3" json:"artifact_id,omitempty"`
+	Driver     string                 `protobuf:"bytes,5,opt,name=driver,proto3" json:"driver,omitempty"`
+	WithMemory bool                   `protobuf:"varint,6,opt,name=with_memory,json=withMemory,proto3" json:"with_memory,omitempty"`
+	SizeBytes  int64                  `protobuf:"varint,7,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	CreatedAt  *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// What a sandbox that begins with it needs at least.
+	Resources     *Resources `protobuf:"bytes,9,opt,name=resources,proto3" json:"resources,omitempty"`
+	WritableBytes int64      `protobuf:"varint,10,opt,name=writable_bytes,json=writableBytes,proto3" json:"writable_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Snapshot) Reset() {
+	*x = Snapshot{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Snapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Snapshot) ProtoMessage() {}
+
+func (x *Snapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Snapshot.ProtoReflect.Descriptor instead.
+func (*Snapshot) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *Snapshot) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetTemplateId() string {
+	if x != nil {
+		return x.TemplateId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetArtifactId() string {
+	if x != nil {
+		return x.ArtifactId
+	}
+	return ""
+}
+
+func (x *Snapshot) GetDriver() string {
+	if x != nil {
+		return x.Driver
+	}
+	return ""
+}
+
+func (x *Snapshot) GetWithMemory() bool {
+	if x != nil {
+		return x.WithMemory
+	}
+	return false
+}
+
+func (x *Snapshot) GetSizeBytes() int64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Snapshot) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Snapshot) GetResources() *Resources {
+	if x != nil {
+		return x.Resources
+	}
+	return nil
+}
+
+func (x *Snapshot) GetWritableBytes() int64 {
+	if x != nil {
+		return x.WritableBytes
+	}
+	return 0
+}
+
+type DeleteSnapshotRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SnapshotId    string                 `protobuf:"bytes,1,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSnapshotRequest) Reset() {
+	*x = DeleteSnapshotRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSnapshotRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSnapshotRequest) ProtoMessage() {}
+
+func (x *DeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSnapshotRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSnapshotRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *DeleteSnapshotRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type DeleteSnapshotResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Existed       bool                   `protobuf:"varint,1,opt,name=existed,proto3" json:"existed,omitempty"`
+	Truth         *HostTruth             `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSnapshotResponse) Reset() {
+	*x = DeleteSnapshotResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSnapshotResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSnapshotResponse) ProtoMessage() {}
+
+func (x *DeleteSnapshotResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSnapshotResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSnapshotResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *DeleteSnapshotResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
+}
+
+func (x *DeleteSnapshotResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+type ListSnapshotsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsRequest) Reset() {
+	*x = ListSnapshotsRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsRequest) ProtoMessage() {}
+
+func (x *ListSnapshotsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsRequest.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{41}
+}
+
+type ListSnapshotsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Snapshots     []*Snapshot            `protobuf:"bytes,1,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSnapshotsResponse) Reset() {
+	*x = ListSnapshotsResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSnapshotsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSnapshotsResponse) ProtoMessage() {}
+
+func (x *ListSnapshotsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSnapshotsResponse.ProtoReflect.Descriptor instead.
+func (*ListSnapshotsResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ListSnapshotsResponse) GetSnapshots() []*Snapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+type RollbackSandboxRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SnapshotId    string                 `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	Generation    int64                  `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxRequest) Reset() {
+	*x = RollbackSandboxRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxRequest) ProtoMessage() {}
+
+func (x *RollbackSandboxRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxRequest.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *RollbackSandboxRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *RollbackSandboxRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+func (x *RollbackSandboxRequest) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+type RollbackSandboxResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandbox       *Sandbox               `protobuf:"bytes,1,opt,name=sandbox,proto3" json:"sandbox,omitempty"`
+	Truth         *HostTruth             `protobuf:"bytes,2,opt,name=truth,proto3" json:"truth,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackSandboxResponse) Reset() {
+	*x = RollbackSandboxResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackSandboxResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackSandboxResponse) ProtoMessage() {}
+
+func (x *RollbackSandboxResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackSandboxResponse.ProtoReflect.Descriptor instead.
+func (*RollbackSandboxResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *RollbackSandboxResponse) GetSandbox() *Sandbox {
+	if x != nil {
+		return x.Sandbox
+	}
+	return nil
+}
+
+func (x *RollbackSandboxResponse) GetTruth() *HostTruth {
+	if x != nil {
+		return x.Truth
+	}
+	return nil
+}
+
+type ExportRootRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of the two.
+	SandboxId     string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	SnapshotId    string `protobuf:"bytes,2,opt,name=snapshot_id,json=snapshotId,proto3" json:"snapshot_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRootRequest) Reset() {
+	*x = ExportRootRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRootRequest) ProtoMessage() {}
+
+func (x *ExportRootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRootRequest.ProtoReflect.Descriptor instead.
+func (*ExportRootRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ExportRootRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ExportRootRequest) GetSnapshotId() string {
+	if x != nil {
+		return x.SnapshotId
+	}
+	return ""
+}
+
+type ExportRootResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExportRootResponse) Reset() {
+	*x = ExportRootResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExportRootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExportRootResponse) ProtoMessage() {}
+
+func (x *ExportRootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExportRootResponse.ProtoReflect.Descriptor instead.
+func (*ExportRootResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ExportRootResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type ReadLogsRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// Lines from the end to begin with; 0: all that is kept.
+	Tail int32 `protobuf:"varint,2,opt,name=tail,proto3" json:"tail,omitempty"`
+	// Go on until the sandbox ends or the caller goes.
+	Follow        bool `protobuf:"varint,3,opt,name=follow,proto3" json:"follow,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogsRequest) Reset() {
+	*x = ReadLogsRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogsRequest) ProtoMessage() {}
+
+func (x *ReadLogsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogsRequest.ProtoReflect.Descriptor instead.
+func (*ReadLogsRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ReadLogsRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ReadLogsRequest) GetTail() int32 {
+	if x != nil {
+		return x.Tail
+	}
+	return 0
+}
+
+func (x *ReadLogsRequest) GetFollow() bool {
+	if x != nil {
+		return x.Follow
+	}
+	return false
+}
+
+type ReadLogsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadLogsResponse) Reset() {
+	*x = ReadLogsResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadLogsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadLogsResponse) ProtoMessage() {}
+
+func (x *ReadLogsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadLogsResponse.ProtoReflect.Descriptor instead.
+func (*ReadLogsResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ReadLogsResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 type ExecRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -1805,6 +3368,7 @@ type ExecRequest struct {
 	//	*ExecRequest_Stdin
 	//	*ExecRequest_CloseStdin
 	//	*ExecRequest_Signal
+	//	*ExecRequest_Resize
 	Message       isExecRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1812,7 +3376,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +3388,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[25]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +3401,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{25}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ExecRequest) GetMessage() isExecRequest_Message {
@@ -1883,6 +3447,15 @@ func (x *ExecRequest) GetSignal() int32 {
 	return 0
 }
 
+func (x *ExecRequest) GetResize() *TerminalSize {
+	if x != nil {
+		if x, ok := x.Message.(*ExecRequest_Resize); ok {
+			return x.Resize
+		}
+	}
+	return nil
+}
+
 type isExecRequest_Message interface {
 	isExecRequest_Message()
 }
@@ -1904,6 +3477,11 @@ type ExecRequest_Signal struct {
 	Signal int32 `protobuf:"varint,4,opt,name=signal,proto3,oneof"`
 }
 
+type ExecRequest_Resize struct {
+	// The terminal's new size.
+	Resize *TerminalSize `protobuf:"bytes,5,opt,name=resize,proto3,oneof"`
+}
+
 func (*ExecRequest_Start) isExecRequest_Message() {}
 
 func (*ExecRequest_Stdin) isExecRequest_Message() {}
@@ -1911,6 +3489,60 @@ func (*ExecRequest_Stdin) isExecRequest_Message() {}
 func (*ExecRequest_CloseStdin) isExecRequest_Message() {}
 
 func (*ExecRequest_Signal) isExecRequest_Message() {}
+
+func (*ExecRequest_Resize) isExecRequest_Message() {}
+
+type TerminalSize struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Columns       uint32                 `protobuf:"varint,1,opt,name=columns,proto3" json:"columns,omitempty"`
+	Rows          uint32                 `protobuf:"varint,2,opt,name=rows,proto3" json:"rows,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TerminalSize) Reset() {
+	*x = TerminalSize{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TerminalSize) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TerminalSize) ProtoMessage() {}
+
+func (x *TerminalSize) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TerminalSize.ProtoReflect.Descriptor instead.
+func (*TerminalSize) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *TerminalSize) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
+
+func (x *TerminalSize) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
 
 type ExecStart struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1920,14 +3552,18 @@ type ExecStart struct {
 	Cwd       string                 `protobuf:"bytes,4,opt,name=cwd,proto3" json:"cwd,omitempty"`
 	User      string                 `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
 	// False: the process reads an empty standard input.
-	Stdin         bool `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Stdin bool `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	// Set: it runs on a terminal of this size; its output is stdout.
+	Terminal *TerminalSize `protobuf:"bytes,7,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	// It goes on when nobody listens; the call ends once it has started.
+	Detach        bool `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExecStart) Reset() {
 	*x = ExecStart{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1939,7 +3575,7 @@ func (x *ExecStart) String() string {
 func (*ExecStart) ProtoMessage() {}
 
 func (x *ExecStart) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[26]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1952,7 +3588,7 @@ func (x *ExecStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStart.ProtoReflect.Descriptor instead.
 func (*ExecStart) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{26}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecStart) GetSandboxId() string {
@@ -1997,6 +3633,20 @@ func (x *ExecStart) GetStdin() bool {
 	return false
 }
 
+func (x *ExecStart) GetTerminal() *TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+func (x *ExecStart) GetDetach() bool {
+	if x != nil {
+		return x.Detach
+	}
+	return false
+}
+
 type ExecResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Message:
@@ -2012,7 +3662,7 @@ type ExecResponse struct {
 
 func (x *ExecResponse) Reset() {
 	*x = ExecResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +3674,7 @@ func (x *ExecResponse) String() string {
 func (*ExecResponse) ProtoMessage() {}
 
 func (x *ExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[27]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +3687,7 @@ func (x *ExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecResponse.ProtoReflect.Descriptor instead.
 func (*ExecResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{27}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecResponse) GetMessage() isExecResponse_Message {
@@ -2120,7 +3770,7 @@ type ExecStarted struct {
 
 func (x *ExecStarted) Reset() {
 	*x = ExecStarted{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +3782,7 @@ func (x *ExecStarted) String() string {
 func (*ExecStarted) ProtoMessage() {}
 
 func (x *ExecStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[28]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +3795,7 @@ func (x *ExecStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecStarted.ProtoReflect.Descriptor instead.
 func (*ExecStarted) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{28}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExecStarted) GetPid() uint32 {
@@ -2169,7 +3819,7 @@ type ExecExited struct {
 
 func (x *ExecExited) Reset() {
 	*x = ExecExited{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +3831,7 @@ func (x *ExecExited) String() string {
 func (*ExecExited) ProtoMessage() {}
 
 func (x *ExecExited) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[29]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +3844,7 @@ func (x *ExecExited) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecExited.ProtoReflect.Descriptor instead.
 func (*ExecExited) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{29}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ExecExited) GetExitCode() int32 {
@@ -2238,7 +3888,7 @@ type SignalRequest struct {
 
 func (x *SignalRequest) Reset() {
 	*x = SignalRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2250,7 +3900,7 @@ func (x *SignalRequest) String() string {
 func (*SignalRequest) ProtoMessage() {}
 
 func (x *SignalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[30]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2263,7 +3913,7 @@ func (x *SignalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalRequest.ProtoReflect.Descriptor instead.
 func (*SignalRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{30}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SignalRequest) GetSandboxId() string {
@@ -2295,7 +3945,7 @@ type SignalResponse struct {
 
 func (x *SignalResponse) Reset() {
 	*x = SignalResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2307,7 +3957,7 @@ func (x *SignalResponse) String() string {
 func (*SignalResponse) ProtoMessage() {}
 
 func (x *SignalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[31]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2320,7 +3970,7 @@ func (x *SignalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalResponse.ProtoReflect.Descriptor instead.
 func (*SignalResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{31}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{56}
 }
 
 type ReadFileRequest struct {
@@ -2334,7 +3984,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +3996,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[32]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +4009,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{32}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -2394,7 +4044,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2406,7 +4056,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[33]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2419,7 +4069,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{33}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -2449,7 +4099,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +4111,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[34]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +4124,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{34}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -2529,7 +4179,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +4191,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[35]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +4204,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{35}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -2587,7 +4237,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +4249,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[36]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +4262,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{36}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -2673,7 +4323,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x15RemoveArtifactRequest\x12\x1f\n" +
 	"\vartifact_id\x18\x01 \x01(\tR\n" +
 	"artifactId\"\x18\n" +
-	"\x16RemoveArtifactResponse\"\xa9\x06\n" +
+	"\x16RemoveArtifactResponse\"\xc1\b\n" +
 	"\x14CreateSandboxRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -2696,17 +4346,44 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\bresolver\x18\x0e \x01(\v2\x19.paddock.host.v1.ResolverR\bresolver\x12\x1d\n" +
 	"\n" +
 	"open_files\x18\x0f \x01(\x04R\topenFiles\x12,\n" +
-	"\x05probe\x18\x14 \x01(\v2\x16.paddock.host.v1.ProbeR\x05probe\x1a7\n" +
+	"\x05probe\x18\x14 \x01(\v2\x16.paddock.host.v1.ProbeR\x05probe\x12\x16\n" +
+	"\x06driver\x18\x15 \x01(\tR\x06driver\x12;\n" +
+	"\n" +
+	"privileges\x18\x16 \x01(\v2\x1b.paddock.host.v1.PrivilegesR\n" +
+	"privileges\x122\n" +
+	"\x06mounts\x18\x17 \x03(\v2\x1a.paddock.host.v1.HostMountR\x06mounts\x12\x1f\n" +
+	"\vsnapshot_id\x18\x18 \x01(\tR\n" +
+	"snapshotId\x12!\n" +
+	"\faccess_token\x18\x19 \x01(\tR\vaccessToken\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x1a \x01(\x03R\n" +
+	"generation\x12)\n" +
+	"\x10network_revision\x18\x1b \x01(\x03R\x0fnetworkRevision\x1a7\n" +
 	"\tEnvsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"N\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa3\x01\n" +
+	"\n" +
+	"Privileges\x12\"\n" +
+	"\fcapabilities\x18\x01 \x03(\tR\fcapabilities\x12)\n" +
+	"\x10set_capabilities\x18\x02 \x01(\bR\x0fsetCapabilities\x12 \n" +
+	"\fno_new_privs\x18\x03 \x01(\bR\n" +
+	"noNewPrivs\x12$\n" +
+	"\x0eread_only_root\x18\x04 \x01(\bR\freadOnlyRoot\"X\n" +
+	"\tHostMount\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x16\n" +
+	"\x06target\x18\x02 \x01(\tR\x06target\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x8e\x01\n" +
 	"\x06Egress\x12\x1a\n" +
 	"\binternet\x18\x01 \x01(\bR\binternet\x12\x14\n" +
 	"\x05allow\x18\x02 \x03(\tR\x05allow\x12\x12\n" +
-	"\x04deny\x18\x03 \x03(\tR\x04deny\"Z\n" +
+	"\x04deny\x18\x03 \x03(\tR\x04deny\x12\x1f\n" +
+	"\vallow_names\x18\x04 \x03(\tR\n" +
+	"allowNames\x12\x1d\n" +
+	"\n" +
+	"deny_names\x18\x05 \x03(\tR\tdenyNames\"Z\n" +
 	"\bResolver\x12\x18\n" +
 	"\aservers\x18\x01 \x03(\tR\aservers\x12\x1a\n" +
 	"\bsearches\x18\x02 \x03(\tR\bsearches\x12\x18\n" +
@@ -2760,7 +4437,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"\x16\n" +
 	"\x14ListSandboxesRequest\"O\n" +
 	"\x15ListSandboxesResponse\x126\n" +
-	"\tsandboxes\x18\x01 \x03(\v2\x18.paddock.host.v1.SandboxR\tsandboxes\"\xb6\x03\n" +
+	"\tsandboxes\x18\x01 \x03(\v2\x18.paddock.host.v1.SandboxR\tsandboxes\"\x90\x05\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
@@ -2774,17 +4451,146 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x16\n" +
 	"\x06reason\x18\b \x01(\tR\x06reason\x12=\n" +
-	"\astep_us\x18\t \x03(\v2$.paddock.host.v1.Sandbox.StepUsEntryR\x06stepUs\x1a9\n" +
+	"\astep_us\x18\t \x03(\v2$.paddock.host.v1.Sandbox.StepUsEntryR\x06stepUs\x12\x1e\n" +
+	"\n" +
+	"generation\x18\n" +
+	" \x01(\x03R\n" +
+	"generation\x12\x16\n" +
+	"\x06driver\x18\v \x01(\tR\x06driver\x12\x1d\n" +
+	"\n" +
+	"kept_bytes\x18\f \x01(\x03R\tkeptBytes\x12\x1f\n" +
+	"\vwith_memory\x18\r \x01(\bR\n" +
+	"withMemory\x12!\n" +
+	"\fforward_port\x18\x0e \x01(\x05R\vforwardPort\x12)\n" +
+	"\x10network_revision\x18\x0f \x01(\x03R\x0fnetworkRevision\x12\x12\n" +
+	"\x04warm\x18\x10 \x01(\bR\x04warm\x1a9\n" +
 	"\vStepUsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xa1\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"7\n" +
+	"\x14StatSandboxesRequest\x12\x1f\n" +
+	"\vsandbox_ids\x18\x01 \x03(\tR\n" +
+	"sandboxIds\"T\n" +
+	"\x15StatSandboxesResponse\x12;\n" +
+	"\tsandboxes\x18\x01 \x03(\v2\x1d.paddock.host.v1.SandboxStatsR\tsandboxes\"\x97\x03\n" +
+	"\fSandboxStats\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12*\n" +
+	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x15\n" +
+	"\x06cpu_us\x18\x03 \x01(\x03R\x05cpuUs\x12\x1b\n" +
+	"\tmem_bytes\x18\x04 \x01(\x03R\bmemBytes\x12&\n" +
+	"\x0fmem_limit_bytes\x18\x05 \x01(\x03R\rmemLimitBytes\x12&\n" +
+	"\x0fmilli_cpu_limit\x18\x06 \x01(\x03R\rmilliCpuLimit\x12\x1d\n" +
+	"\n" +
+	"disk_bytes\x18\a \x01(\x03R\tdiskBytes\x12(\n" +
+	"\x10disk_limit_bytes\x18\b \x01(\x03R\x0ediskLimitBytes\x12\x19\n" +
+	"\brx_bytes\x18\t \x01(\x03R\arxBytes\x12\x19\n" +
+	"\btx_bytes\x18\n" +
+	" \x01(\x03R\atxBytes\x12\x1c\n" +
+	"\tprocesses\x18\v \x01(\x03R\tprocesses\x12\x1b\n" +
+	"\toom_kills\x18\f \x01(\x03R\boomKills\"\x8d\x01\n" +
+	"\x13PauseSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x03R\n" +
+	"generation\x12\x1f\n" +
+	"\vwith_memory\x18\x03 \x01(\bR\n" +
+	"withMemory\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"|\n" +
+	"\x14PauseSandboxResponse\x122\n" +
+	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"U\n" +
+	"\x14ResumeSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x03R\n" +
+	"generation\"}\n" +
+	"\x15ResumeSandboxResponse\x122\n" +
+	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"\xa7\x01\n" +
+	"\x14UpdateSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x03R\brevision\x12/\n" +
+	"\x06egress\x18\x03 \x01(\v2\x17.paddock.host.v1.EgressR\x06egress\x12#\n" +
+	"\rexposed_ports\x18\x04 \x03(\x05R\fexposedPorts\"K\n" +
+	"\x15UpdateSandboxResponse\x122\n" +
+	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\"x\n" +
+	"\x15CreateSnapshotRequest\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vwith_memory\x18\x03 \x01(\bR\n" +
+	"withMemory\"\x81\x01\n" +
+	"\x16CreateSnapshotResponse\x125\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x19.paddock.host.v1.SnapshotR\bsnapshot\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"\x80\x03\n" +
+	"\bSnapshot\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x02 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vtemplate_id\x18\x03 \x01(\tR\n" +
+	"templateId\x12\x1f\n" +
+	"\vartifact_id\x18\x04 \x01(\tR\n" +
+	"artifactId\x12\x16\n" +
+	"\x06driver\x18\x05 \x01(\tR\x06driver\x12\x1f\n" +
+	"\vwith_memory\x18\x06 \x01(\bR\n" +
+	"withMemory\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\a \x01(\x03R\tsizeBytes\x129\n" +
+	"\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x128\n" +
+	"\tresources\x18\t \x01(\v2\x1a.paddock.host.v1.ResourcesR\tresources\x12%\n" +
+	"\x0ewritable_bytes\x18\n" +
+	" \x01(\x03R\rwritableBytes\"8\n" +
+	"\x15DeleteSnapshotRequest\x12\x1f\n" +
+	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
+	"snapshotId\"d\n" +
+	"\x16DeleteSnapshotResponse\x12\x18\n" +
+	"\aexisted\x18\x01 \x01(\bR\aexisted\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"\x16\n" +
+	"\x14ListSnapshotsRequest\"P\n" +
+	"\x15ListSnapshotsResponse\x127\n" +
+	"\tsnapshots\x18\x01 \x03(\v2\x19.paddock.host.v1.SnapshotR\tsnapshots\"x\n" +
+	"\x16RollbackSandboxRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x03 \x01(\x03R\n" +
+	"generation\"\x7f\n" +
+	"\x17RollbackSandboxResponse\x122\n" +
+	"\asandbox\x18\x01 \x01(\v2\x18.paddock.host.v1.SandboxR\asandbox\x120\n" +
+	"\x05truth\x18\x02 \x01(\v2\x1a.paddock.host.v1.HostTruthR\x05truth\"S\n" +
+	"\x11ExportRootRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1f\n" +
+	"\vsnapshot_id\x18\x02 \x01(\tR\n" +
+	"snapshotId\"(\n" +
+	"\x12ExportRootResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\\\n" +
+	"\x0fReadLogsRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
+	"\x04tail\x18\x02 \x01(\x05R\x04tail\x12\x16\n" +
+	"\x06follow\x18\x03 \x01(\bR\x06follow\"&\n" +
+	"\x10ReadLogsResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xda\x01\n" +
 	"\vExecRequest\x122\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.paddock.host.v1.ExecStartH\x00R\x05start\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12!\n" +
 	"\vclose_stdin\x18\x03 \x01(\bH\x00R\n" +
 	"closeStdin\x12\x18\n" +
-	"\x06signal\x18\x04 \x01(\x05H\x00R\x06signalB\t\n" +
-	"\amessage\"\xf3\x01\n" +
+	"\x06signal\x18\x04 \x01(\x05H\x00R\x06signal\x127\n" +
+	"\x06resize\x18\x05 \x01(\v2\x1d.paddock.host.v1.TerminalSizeH\x00R\x06resizeB\t\n" +
+	"\amessage\"<\n" +
+	"\fTerminalSize\x12\x18\n" +
+	"\acolumns\x18\x01 \x01(\rR\acolumns\x12\x12\n" +
+	"\x04rows\x18\x02 \x01(\rR\x04rows\"\xc6\x02\n" +
 	"\tExecStart\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x18\n" +
@@ -2792,7 +4598,9 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x04envs\x18\x03 \x03(\v2$.paddock.host.v1.ExecStart.EnvsEntryR\x04envs\x12\x10\n" +
 	"\x03cwd\x18\x04 \x01(\tR\x03cwd\x12\x12\n" +
 	"\x04user\x18\x05 \x01(\tR\x04user\x12\x14\n" +
-	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x1a7\n" +
+	"\x05stdin\x18\x06 \x01(\bR\x05stdin\x129\n" +
+	"\bterminal\x18\a \x01(\v2\x1d.paddock.host.v1.TerminalSizeR\bterminal\x12\x16\n" +
+	"\x06detach\x18\b \x01(\bR\x06detach\x1a7\n" +
 	"\tEnvsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbe\x01\n" +
@@ -2835,14 +4643,17 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
 	"\x04user\x18\x03 \x01(\tR\x04user\"8\n" +
 	"\x11WriteFileResponse\x12#\n" +
-	"\rwritten_bytes\x18\x01 \x01(\x03R\fwrittenBytes*\xb4\x01\n" +
+	"\rwritten_bytes\x18\x01 \x01(\x03R\fwrittenBytes*\x8b\x02\n" +
 	"\fSandboxState\x12\x1d\n" +
 	"\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16SANDBOX_STATE_STARTING\x10\x01\x12\x19\n" +
 	"\x15SANDBOX_STATE_RUNNING\x10\x02\x12\x18\n" +
 	"\x14SANDBOX_STATE_PAUSED\x10\x03\x12\x1a\n" +
 	"\x16SANDBOX_STATE_STOPPING\x10\x04\x12\x18\n" +
-	"\x14SANDBOX_STATE_EXITED\x10\x052\xe6\a\n" +
+	"\x14SANDBOX_STATE_EXITED\x10\x05\x12\x19\n" +
+	"\x15SANDBOX_STATE_PAUSING\x10\x06\x12\x1a\n" +
+	"\x16SANDBOX_STATE_RESUMING\x10\a\x12\x1e\n" +
+	"\x1aSANDBOX_STATE_ROLLING_BACK\x10\b2\x9b\x0f\n" +
 	"\vHostService\x12a\n" +
 	"\x0eEnsureArtifact\x12&.paddock.host.v1.EnsureArtifactRequest\x1a'.paddock.host.v1.EnsureArtifactResponse\x12]\n" +
 	"\fReadArtifact\x12$.paddock.host.v1.ReadArtifactRequest\x1a%.paddock.host.v1.ReadArtifactResponse0\x01\x12a\n" +
@@ -2851,7 +4662,18 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\rDeleteSandbox\x12%.paddock.host.v1.DeleteSandboxRequest\x1a&.paddock.host.v1.DeleteSandboxResponse\x12U\n" +
 	"\n" +
 	"GetSandbox\x12\".paddock.host.v1.GetSandboxRequest\x1a#.paddock.host.v1.GetSandboxResponse\x12^\n" +
-	"\rListSandboxes\x12%.paddock.host.v1.ListSandboxesRequest\x1a&.paddock.host.v1.ListSandboxesResponse\x12G\n" +
+	"\rListSandboxes\x12%.paddock.host.v1.ListSandboxesRequest\x1a&.paddock.host.v1.ListSandboxesResponse\x12^\n" +
+	"\rStatSandboxes\x12%.paddock.host.v1.StatSandboxesRequest\x1a&.paddock.host.v1.StatSandboxesResponse\x12[\n" +
+	"\fPauseSandbox\x12$.paddock.host.v1.PauseSandboxRequest\x1a%.paddock.host.v1.PauseSandboxResponse\x12^\n" +
+	"\rResumeSandbox\x12%.paddock.host.v1.ResumeSandboxRequest\x1a&.paddock.host.v1.ResumeSandboxResponse\x12^\n" +
+	"\rUpdateSandbox\x12%.paddock.host.v1.UpdateSandboxRequest\x1a&.paddock.host.v1.UpdateSandboxResponse\x12a\n" +
+	"\x0eCreateSnapshot\x12&.paddock.host.v1.CreateSnapshotRequest\x1a'.paddock.host.v1.CreateSnapshotResponse\x12a\n" +
+	"\x0eDeleteSnapshot\x12&.paddock.host.v1.DeleteSnapshotRequest\x1a'.paddock.host.v1.DeleteSnapshotResponse\x12^\n" +
+	"\rListSnapshots\x12%.paddock.host.v1.ListSnapshotsRequest\x1a&.paddock.host.v1.ListSnapshotsResponse\x12d\n" +
+	"\x0fRollbackSandbox\x12'.paddock.host.v1.RollbackSandboxRequest\x1a(.paddock.host.v1.RollbackSandboxResponse\x12W\n" +
+	"\n" +
+	"ExportRoot\x12\".paddock.host.v1.ExportRootRequest\x1a#.paddock.host.v1.ExportRootResponse0\x01\x12Q\n" +
+	"\bReadLogs\x12 .paddock.host.v1.ReadLogsRequest\x1a!.paddock.host.v1.ReadLogsResponse0\x01\x12G\n" +
 	"\x04Exec\x12\x1c.paddock.host.v1.ExecRequest\x1a\x1d.paddock.host.v1.ExecResponse(\x010\x01\x12I\n" +
 	"\x06Signal\x12\x1e.paddock.host.v1.SignalRequest\x1a\x1f.paddock.host.v1.SignalResponse\x12Q\n" +
 	"\bReadFile\x12 .paddock.host.v1.ReadFileRequest\x1a!.paddock.host.v1.ReadFileResponse0\x01\x12T\n" +
@@ -2870,106 +4692,171 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_paddock_host_v1_host_proto_goTypes = []any{
-	(SandboxState)(0),              // 0: paddock.host.v1.SandboxState
-	(*ErrorDetail)(nil),            // 1: paddock.host.v1.ErrorDetail
-	(*Resources)(nil),              // 2: paddock.host.v1.Resources
-	(*EnsureArtifactRequest)(nil),  // 3: paddock.host.v1.EnsureArtifactRequest
-	(*EnsureArtifactResponse)(nil), // 4: paddock.host.v1.EnsureArtifactResponse
-	(*ReadArtifactRequest)(nil),    // 5: paddock.host.v1.ReadArtifactRequest
-	(*ReadArtifactResponse)(nil),   // 6: paddock.host.v1.ReadArtifactResponse
-	(*RemoveArtifactRequest)(nil),  // 7: paddock.host.v1.RemoveArtifactRequest
-	(*RemoveArtifactResponse)(nil), // 8: paddock.host.v1.RemoveArtifactResponse
-	(*CreateSandboxRequest)(nil),   // 9: paddock.host.v1.CreateSandboxRequest
-	(*Egress)(nil),                 // 10: paddock.host.v1.Egress
-	(*Resolver)(nil),               // 11: paddock.host.v1.Resolver
-	(*Probe)(nil),                  // 12: paddock.host.v1.Probe
-	(*HttpGetProbe)(nil),           // 13: paddock.host.v1.HttpGetProbe
-	(*HttpHeader)(nil),             // 14: paddock.host.v1.HttpHeader
-	(*TcpSocketProbe)(nil),         // 15: paddock.host.v1.TcpSocketProbe
-	(*ExecProbe)(nil),              // 16: paddock.host.v1.ExecProbe
-	(*CreateSandboxResponse)(nil),  // 17: paddock.host.v1.CreateSandboxResponse
-	(*HostTruth)(nil),              // 18: paddock.host.v1.HostTruth
-	(*DeleteSandboxRequest)(nil),   // 19: paddock.host.v1.DeleteSandboxRequest
-	(*DeleteSandboxResponse)(nil),  // 20: paddock.host.v1.DeleteSandboxResponse
-	(*GetSandboxRequest)(nil),      // 21: paddock.host.v1.GetSandboxRequest
-	(*GetSandboxResponse)(nil),     // 22: paddock.host.v1.GetSandboxResponse
-	(*ListSandboxesRequest)(nil),   // 23: paddock.host.v1.ListSandboxesRequest
-	(*ListSandboxesResponse)(nil),  // 24: paddock.host.v1.ListSandboxesResponse
-	(*Sandbox)(nil),                // 25: paddock.host.v1.Sandbox
-	(*ExecRequest)(nil),            // 26: paddock.host.v1.ExecRequest
-	(*ExecStart)(nil),              // 27: paddock.host.v1.ExecStart
-	(*ExecResponse)(nil),           // 28: paddock.host.v1.ExecResponse
-	(*ExecStarted)(nil),            // 29: paddock.host.v1.ExecStarted
-	(*ExecExited)(nil),             // 30: paddock.host.v1.ExecExited
-	(*SignalRequest)(nil),          // 31: paddock.host.v1.SignalRequest
-	(*SignalResponse)(nil),         // 32: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),        // 33: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),       // 34: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),       // 35: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),        // 36: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),      // 37: paddock.host.v1.WriteFileResponse
-	nil,                            // 38: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                            // 39: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                            // 40: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                            // 41: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),  // 42: google.protobuf.Timestamp
+	(SandboxState)(0),               // 0: paddock.host.v1.SandboxState
+	(*ErrorDetail)(nil),             // 1: paddock.host.v1.ErrorDetail
+	(*Resources)(nil),               // 2: paddock.host.v1.Resources
+	(*EnsureArtifactRequest)(nil),   // 3: paddock.host.v1.EnsureArtifactRequest
+	(*EnsureArtifactResponse)(nil),  // 4: paddock.host.v1.EnsureArtifactResponse
+	(*ReadArtifactRequest)(nil),     // 5: paddock.host.v1.ReadArtifactRequest
+	(*ReadArtifactResponse)(nil),    // 6: paddock.host.v1.ReadArtifactResponse
+	(*RemoveArtifactRequest)(nil),   // 7: paddock.host.v1.RemoveArtifactRequest
+	(*RemoveArtifactResponse)(nil),  // 8: paddock.host.v1.RemoveArtifactResponse
+	(*CreateSandboxRequest)(nil),    // 9: paddock.host.v1.CreateSandboxRequest
+	(*Privileges)(nil),              // 10: paddock.host.v1.Privileges
+	(*HostMount)(nil),               // 11: paddock.host.v1.HostMount
+	(*Egress)(nil),                  // 12: paddock.host.v1.Egress
+	(*Resolver)(nil),                // 13: paddock.host.v1.Resolver
+	(*Probe)(nil),                   // 14: paddock.host.v1.Probe
+	(*HttpGetProbe)(nil),            // 15: paddock.host.v1.HttpGetProbe
+	(*HttpHeader)(nil),              // 16: paddock.host.v1.HttpHeader
+	(*TcpSocketProbe)(nil),          // 17: paddock.host.v1.TcpSocketProbe
+	(*ExecProbe)(nil),               // 18: paddock.host.v1.ExecProbe
+	(*CreateSandboxResponse)(nil),   // 19: paddock.host.v1.CreateSandboxResponse
+	(*HostTruth)(nil),               // 20: paddock.host.v1.HostTruth
+	(*DeleteSandboxRequest)(nil),    // 21: paddock.host.v1.DeleteSandboxRequest
+	(*DeleteSandboxResponse)(nil),   // 22: paddock.host.v1.DeleteSandboxResponse
+	(*GetSandboxRequest)(nil),       // 23: paddock.host.v1.GetSandboxRequest
+	(*GetSandboxResponse)(nil),      // 24: paddock.host.v1.GetSandboxResponse
+	(*ListSandboxesRequest)(nil),    // 25: paddock.host.v1.ListSandboxesRequest
+	(*ListSandboxesResponse)(nil),   // 26: paddock.host.v1.ListSandboxesResponse
+	(*Sandbox)(nil),                 // 27: paddock.host.v1.Sandbox
+	(*StatSandboxesRequest)(nil),    // 28: paddock.host.v1.StatSandboxesRequest
+	(*StatSandboxesResponse)(nil),   // 29: paddock.host.v1.StatSandboxesResponse
+	(*SandboxStats)(nil),            // 30: paddock.host.v1.SandboxStats
+	(*PauseSandboxRequest)(nil),     // 31: paddock.host.v1.PauseSandboxRequest
+	(*PauseSandboxResponse)(nil),    // 32: paddock.host.v1.PauseSandboxResponse
+	(*ResumeSandboxRequest)(nil),    // 33: paddock.host.v1.ResumeSandboxRequest
+	(*ResumeSandboxResponse)(nil),   // 34: paddock.host.v1.ResumeSandboxResponse
+	(*UpdateSandboxRequest)(nil),    // 35: paddock.host.v1.UpdateSandboxRequest
+	(*UpdateSandboxResponse)(nil),   // 36: paddock.host.v1.UpdateSandboxResponse
+	(*CreateSnapshotRequest)(nil),   // 37: paddock.host.v1.CreateSnapshotRequest
+	(*CreateSnapshotResponse)(nil),  // 38: paddock.host.v1.CreateSnapshotResponse
+	(*Snapshot)(nil),                // 39: paddock.host.v1.Snapshot
+	(*DeleteSnapshotRequest)(nil),   // 40: paddock.host.v1.DeleteSnapshotRequest
+	(*DeleteSnapshotResponse)(nil),  // 41: paddock.host.v1.DeleteSnapshotResponse
+	(*ListSnapshotsRequest)(nil),    // 42: paddock.host.v1.ListSnapshotsRequest
+	(*ListSnapshotsResponse)(nil),   // 43: paddock.host.v1.ListSnapshotsResponse
+	(*RollbackSandboxRequest)(nil),  // 44: paddock.host.v1.RollbackSandboxRequest
+	(*RollbackSandboxResponse)(nil), // 45: paddock.host.v1.RollbackSandboxResponse
+	(*ExportRootRequest)(nil),       // 46: paddock.host.v1.ExportRootRequest
+	(*ExportRootResponse)(nil),      // 47: paddock.host.v1.ExportRootResponse
+	(*ReadLogsRequest)(nil),         // 48: paddock.host.v1.ReadLogsRequest
+	(*ReadLogsResponse)(nil),        // 49: paddock.host.v1.ReadLogsResponse
+	(*ExecRequest)(nil),             // 50: paddock.host.v1.ExecRequest
+	(*TerminalSize)(nil),            // 51: paddock.host.v1.TerminalSize
+	(*ExecStart)(nil),               // 52: paddock.host.v1.ExecStart
+	(*ExecResponse)(nil),            // 53: paddock.host.v1.ExecResponse
+	(*ExecStarted)(nil),             // 54: paddock.host.v1.ExecStarted
+	(*ExecExited)(nil),              // 55: paddock.host.v1.ExecExited
+	(*SignalRequest)(nil),           // 56: paddock.host.v1.SignalRequest
+	(*SignalResponse)(nil),          // 57: paddock.host.v1.SignalResponse
+	(*ReadFileRequest)(nil),         // 58: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),        // 59: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),        // 60: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),         // 61: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),       // 62: paddock.host.v1.WriteFileResponse
+	nil,                             // 63: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                             // 64: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                             // 65: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                             // 66: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),   // 67: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	38, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	39, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	10, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
-	11, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
-	12, // 5: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
-	13, // 6: paddock.host.v1.Probe.http_get:type_name -> paddock.host.v1.HttpGetProbe
-	15, // 7: paddock.host.v1.Probe.tcp_socket:type_name -> paddock.host.v1.TcpSocketProbe
-	16, // 8: paddock.host.v1.Probe.exec:type_name -> paddock.host.v1.ExecProbe
-	14, // 9: paddock.host.v1.HttpGetProbe.headers:type_name -> paddock.host.v1.HttpHeader
-	25, // 10: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	18, // 11: paddock.host.v1.CreateSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
-	2,  // 12: paddock.host.v1.HostTruth.allocated:type_name -> paddock.host.v1.Resources
-	2,  // 13: paddock.host.v1.HostTruth.allocatable:type_name -> paddock.host.v1.Resources
-	18, // 14: paddock.host.v1.DeleteSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
-	25, // 15: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
-	25, // 16: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
-	0,  // 17: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
-	2,  // 18: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	42, // 19: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	40, // 20: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
-	27, // 21: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	41, // 22: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	29, // 23: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	30, // 24: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	36, // 25: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
-	3,  // 26: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
-	5,  // 27: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
-	7,  // 28: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
-	9,  // 29: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
-	19, // 30: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
-	21, // 31: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
-	23, // 32: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
-	26, // 33: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
-	31, // 34: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	33, // 35: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	35, // 36: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 37: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 38: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 39: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	17, // 40: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	20, // 41: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	22, // 42: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	24, // 43: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	28, // 44: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	32, // 45: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	34, // 46: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	37, // 47: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	37, // [37:48] is the sub-list for method output_type
-	26, // [26:37] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	63, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	64, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	12, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
+	13, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
+	14, // 5: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
+	10, // 6: paddock.host.v1.CreateSandboxRequest.privileges:type_name -> paddock.host.v1.Privileges
+	11, // 7: paddock.host.v1.CreateSandboxRequest.mounts:type_name -> paddock.host.v1.HostMount
+	15, // 8: paddock.host.v1.Probe.http_get:type_name -> paddock.host.v1.HttpGetProbe
+	17, // 9: paddock.host.v1.Probe.tcp_socket:type_name -> paddock.host.v1.TcpSocketProbe
+	18, // 10: paddock.host.v1.Probe.exec:type_name -> paddock.host.v1.ExecProbe
+	16, // 11: paddock.host.v1.HttpGetProbe.headers:type_name -> paddock.host.v1.HttpHeader
+	27, // 12: paddock.host.v1.CreateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	20, // 13: paddock.host.v1.CreateSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	2,  // 14: paddock.host.v1.HostTruth.allocated:type_name -> paddock.host.v1.Resources
+	2,  // 15: paddock.host.v1.HostTruth.allocatable:type_name -> paddock.host.v1.Resources
+	20, // 16: paddock.host.v1.DeleteSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	27, // 17: paddock.host.v1.GetSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	27, // 18: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
+	0,  // 19: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
+	2,  // 20: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
+	67, // 21: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	65, // 22: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	30, // 23: paddock.host.v1.StatSandboxesResponse.sandboxes:type_name -> paddock.host.v1.SandboxStats
+	67, // 24: paddock.host.v1.SandboxStats.at:type_name -> google.protobuf.Timestamp
+	27, // 25: paddock.host.v1.PauseSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	20, // 26: paddock.host.v1.PauseSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	27, // 27: paddock.host.v1.ResumeSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	20, // 28: paddock.host.v1.ResumeSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	12, // 29: paddock.host.v1.UpdateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
+	27, // 30: paddock.host.v1.UpdateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	39, // 31: paddock.host.v1.CreateSnapshotResponse.snapshot:type_name -> paddock.host.v1.Snapshot
+	20, // 32: paddock.host.v1.CreateSnapshotResponse.truth:type_name -> paddock.host.v1.HostTruth
+	67, // 33: paddock.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	2,  // 34: paddock.host.v1.Snapshot.resources:type_name -> paddock.host.v1.Resources
+	20, // 35: paddock.host.v1.DeleteSnapshotResponse.truth:type_name -> paddock.host.v1.HostTruth
+	39, // 36: paddock.host.v1.ListSnapshotsResponse.snapshots:type_name -> paddock.host.v1.Snapshot
+	27, // 37: paddock.host.v1.RollbackSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
+	20, // 38: paddock.host.v1.RollbackSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
+	52, // 39: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
+	51, // 40: paddock.host.v1.ExecRequest.resize:type_name -> paddock.host.v1.TerminalSize
+	66, // 41: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	51, // 42: paddock.host.v1.ExecStart.terminal:type_name -> paddock.host.v1.TerminalSize
+	54, // 43: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	55, // 44: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	61, // 45: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	3,  // 46: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
+	5,  // 47: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
+	7,  // 48: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
+	9,  // 49: paddock.host.v1.HostService.CreateSandbox:input_type -> paddock.host.v1.CreateSandboxRequest
+	21, // 50: paddock.host.v1.HostService.DeleteSandbox:input_type -> paddock.host.v1.DeleteSandboxRequest
+	23, // 51: paddock.host.v1.HostService.GetSandbox:input_type -> paddock.host.v1.GetSandboxRequest
+	25, // 52: paddock.host.v1.HostService.ListSandboxes:input_type -> paddock.host.v1.ListSandboxesRequest
+	28, // 53: paddock.host.v1.HostService.StatSandboxes:input_type -> paddock.host.v1.StatSandboxesRequest
+	31, // 54: paddock.host.v1.HostService.PauseSandbox:input_type -> paddock.host.v1.PauseSandboxRequest
+	33, // 55: paddock.host.v1.HostService.ResumeSandbox:input_type -> paddock.host.v1.ResumeSandboxRequest
+	35, // 56: paddock.host.v1.HostService.UpdateSandbox:input_type -> paddock.host.v1.UpdateSandboxRequest
+	37, // 57: paddock.host.v1.HostService.CreateSnapshot:input_type -> paddock.host.v1.CreateSnapshotRequest
+	40, // 58: paddock.host.v1.HostService.DeleteSnapshot:input_type -> paddock.host.v1.DeleteSnapshotRequest
+	42, // 59: paddock.host.v1.HostService.ListSnapshots:input_type -> paddock.host.v1.ListSnapshotsRequest
+	44, // 60: paddock.host.v1.HostService.RollbackSandbox:input_type -> paddock.host.v1.RollbackSandboxRequest
+	46, // 61: paddock.host.v1.HostService.ExportRoot:input_type -> paddock.host.v1.ExportRootRequest
+	48, // 62: paddock.host.v1.HostService.ReadLogs:input_type -> paddock.host.v1.ReadLogsRequest
+	50, // 63: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
+	56, // 64: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
+	58, // 65: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	60, // 66: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 67: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 68: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 69: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	19, // 70: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	22, // 71: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	24, // 72: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	26, // 73: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	29, // 74: paddock.host.v1.HostService.StatSandboxes:output_type -> paddock.host.v1.StatSandboxesResponse
+	32, // 75: paddock.host.v1.HostService.PauseSandbox:output_type -> paddock.host.v1.PauseSandboxResponse
+	34, // 76: paddock.host.v1.HostService.ResumeSandbox:output_type -> paddock.host.v1.ResumeSandboxResponse
+	36, // 77: paddock.host.v1.HostService.UpdateSandbox:output_type -> paddock.host.v1.UpdateSandboxResponse
+	38, // 78: paddock.host.v1.HostService.CreateSnapshot:output_type -> paddock.host.v1.CreateSnapshotResponse
+	41, // 79: paddock.host.v1.HostService.DeleteSnapshot:output_type -> paddock.host.v1.DeleteSnapshotResponse
+	43, // 80: paddock.host.v1.HostService.ListSnapshots:output_type -> paddock.host.v1.ListSnapshotsResponse
+	45, // 81: paddock.host.v1.HostService.RollbackSandbox:output_type -> paddock.host.v1.RollbackSandboxResponse
+	47, // 82: paddock.host.v1.HostService.ExportRoot:output_type -> paddock.host.v1.ExportRootResponse
+	49, // 83: paddock.host.v1.HostService.ReadLogs:output_type -> paddock.host.v1.ReadLogsResponse
+	53, // 84: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	57, // 85: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	59, // 86: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	62, // 87: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	67, // [67:88] is the sub-list for method output_type
+	46, // [46:67] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_paddock_host_v1_host_proto_init() }
@@ -2977,24 +4864,25 @@ func file_paddock_host_v1_host_proto_init() {
 	if File_paddock_host_v1_host_proto != nil {
 		return
 	}
-	file_paddock_host_v1_host_proto_msgTypes[11].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[13].OneofWrappers = []any{
 		(*Probe_HttpGet)(nil),
 		(*Probe_TcpSocket)(nil),
 		(*Probe_Exec)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[25].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[49].OneofWrappers = []any{
 		(*ExecRequest_Start)(nil),
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
+		(*ExecRequest_Resize)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[27].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[52].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
 		(*ExecResponse_Stdout)(nil),
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[34].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[59].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -3004,7 +4892,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   41,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

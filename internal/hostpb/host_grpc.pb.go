@@ -21,17 +21,27 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	HostService_EnsureArtifact_FullMethodName = "/paddock.host.v1.HostService/EnsureArtifact"
-	HostService_ReadArtifact_FullMethodName   = "/paddock.host.v1.HostService/ReadArtifact"
-	HostService_RemoveArtifact_FullMethodName = "/paddock.host.v1.HostService/RemoveArtifact"
-	HostService_CreateSandbox_FullMethodName  = "/paddock.host.v1.HostService/CreateSandbox"
-	HostService_DeleteSandbox_FullMethodName  = "/paddock.host.v1.HostService/DeleteSandbox"
-	HostService_GetSandbox_FullMethodName     = "/paddock.host.v1.HostService/GetSandbox"
-	HostService_ListSandboxes_FullMethodName  = "/paddock.host.v1.HostService/ListSandboxes"
-	HostService_Exec_FullMethodName           = "/paddock.host.v1.HostService/Exec"
-	HostService_Signal_FullMethodName         = "/paddock.host.v1.HostService/Signal"
-	HostService_ReadFile_FullMethodName       = "/paddock.host.v1.HostService/ReadFile"
-	HostService_WriteFile_FullMethodName      = "/paddock.host.v1.HostService/WriteFile"
+	HostService_EnsureArtifact_FullMethodName  = "/paddock.host.v1.HostService/EnsureArtifact"
+	HostService_ReadArtifact_FullMethodName    = "/paddock.host.v1.HostService/ReadArtifact"
+	HostService_RemoveArtifact_FullMethodName  = "/paddock.host.v1.HostService/RemoveArtifact"
+	HostService_CreateSandbox_FullMethodName   = "/paddock.host.v1.HostService/CreateSandbox"
+	HostService_DeleteSandbox_FullMethodName   = "/paddock.host.v1.HostService/DeleteSandbox"
+	HostService_GetSandbox_FullMethodName      = "/paddock.host.v1.HostService/GetSandbox"
+	HostService_ListSandboxes_FullMethodName   = "/paddock.host.v1.HostService/ListSandboxes"
+	HostService_StatSandboxes_FullMethodName   = "/paddock.host.v1.HostService/StatSandboxes"
+	HostService_PauseSandbox_FullMethodName    = "/paddock.host.v1.HostService/PauseSandbox"
+	HostService_ResumeSandbox_FullMethodName   = "/paddock.host.v1.HostService/ResumeSandbox"
+	HostService_UpdateSandbox_FullMethodName   = "/paddock.host.v1.HostService/UpdateSandbox"
+	HostService_CreateSnapshot_FullMethodName  = "/paddock.host.v1.HostService/CreateSnapshot"
+	HostService_DeleteSnapshot_FullMethodName  = "/paddock.host.v1.HostService/DeleteSnapshot"
+	HostService_ListSnapshots_FullMethodName   = "/paddock.host.v1.HostService/ListSnapshots"
+	HostService_RollbackSandbox_FullMethodName = "/paddock.host.v1.HostService/RollbackSandbox"
+	HostService_ExportRoot_FullMethodName      = "/paddock.host.v1.HostService/ExportRoot"
+	HostService_ReadLogs_FullMethodName        = "/paddock.host.v1.HostService/ReadLogs"
+	HostService_Exec_FullMethodName            = "/paddock.host.v1.HostService/Exec"
+	HostService_Signal_FullMethodName          = "/paddock.host.v1.HostService/Signal"
+	HostService_ReadFile_FullMethodName        = "/paddock.host.v1.HostService/ReadFile"
+	HostService_WriteFile_FullMethodName       = "/paddock.host.v1.HostService/WriteFile"
 )
 
 // HostServiceClient is the client API for HostService service.
@@ -64,6 +74,36 @@ type HostServiceClient interface {
 	// ListSandboxes tells all sandboxes of the host: the host's truth, which the
 	// master's reconciler compares with its rows.
 	ListSandboxes(ctx context.Context, in *ListSandboxesRequest, opts ...grpc.CallOption) (*ListSandboxesResponse, error)
+	// StatSandboxes tells what sandboxes use and have used.
+	StatSandboxes(ctx context.Context, in *StatSandboxesRequest, opts ...grpc.CallOption) (*StatSandboxesResponse, error)
+	// PauseSandbox keeps a sandbox on disk and frees what it held of the host but
+	// disk. It is idempotent by generation, and returns when the sandbox is kept,
+	// or runs as before and is said to have failed. A generation below the highest
+	// that the host has met for the sandbox is FAILED_PRECONDITION (stale_generation).
+	PauseSandbox(ctx context.Context, in *PauseSandboxRequest, opts ...grpc.CallOption) (*PauseSandboxResponse, error)
+	// ResumeSandbox brings a kept sandbox back on the host that keeps it. It is
+	// admitted as a create is. It is idempotent by generation, and returns when
+	// the guest answers; what fails leaves the sandbox kept as before.
+	ResumeSandbox(ctx context.Context, in *ResumeSandboxRequest, opts ...grpc.CallOption) (*ResumeSandboxResponse, error)
+	// UpdateSandbox changes what a running or kept sandbox may reach, and the
+	// ports that others may reach. The later revision stands.
+	UpdateSandbox(ctx context.Context, in *UpdateSandboxRequest, opts ...grpc.CallOption) (*UpdateSandboxResponse, error)
+	// CreateSnapshot keeps a sandbox's state beside it; the sandbox goes on. It is
+	// idempotent by snapshot_id. A kept sandbox can be a snapshot's, too.
+	CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error)
+	// DeleteSnapshot removes a snapshot. Absent is success.
+	DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error)
+	// ListSnapshots tells all snapshots of the host: its truth.
+	ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error)
+	// RollbackSandbox gives a sandbox the state of one of its snapshots, under the
+	// same id, in a new generation. A rollback that fails before the old state was
+	// given up leaves that; one that fails after it ends the sandbox.
+	RollbackSandbox(ctx context.Context, in *RollbackSandboxRequest, opts ...grpc.CallOption) (*RollbackSandboxResponse, error)
+	// ExportRoot streams the whole root of a sandbox or snapshot, template and
+	// changes, as one tar archive.
+	ExportRoot(ctx context.Context, in *ExportRootRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportRootResponse], error)
+	// ReadLogs streams what a sandbox's first program and its runtime wrote.
+	ReadLogs(ctx context.Context, in *ReadLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadLogsResponse], error)
 	// Exec runs one command in a sandbox. The first message is start; then stdin
 	// until the client closes its side. The server sends started, output and, as
 	// the last message, exited.
@@ -165,9 +205,127 @@ func (c *hostServiceClient) ListSandboxes(ctx context.Context, in *ListSandboxes
 	return out, nil
 }
 
+func (c *hostServiceClient) StatSandboxes(ctx context.Context, in *StatSandboxesRequest, opts ...grpc.CallOption) (*StatSandboxesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StatSandboxesResponse)
+	err := c.cc.Invoke(ctx, HostService_StatSandboxes_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) PauseSandbox(ctx context.Context, in *PauseSandboxRequest, opts ...grpc.CallOption) (*PauseSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PauseSandboxResponse)
+	err := c.cc.Invoke(ctx, HostService_PauseSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) ResumeSandbox(ctx context.Context, in *ResumeSandboxRequest, opts ...grpc.CallOption) (*ResumeSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeSandboxResponse)
+	err := c.cc.Invoke(ctx, HostService_ResumeSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) UpdateSandbox(ctx context.Context, in *UpdateSandboxRequest, opts ...grpc.CallOption) (*UpdateSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateSandboxResponse)
+	err := c.cc.Invoke(ctx, HostService_UpdateSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) CreateSnapshot(ctx context.Context, in *CreateSnapshotRequest, opts ...grpc.CallOption) (*CreateSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSnapshotResponse)
+	err := c.cc.Invoke(ctx, HostService_CreateSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) DeleteSnapshot(ctx context.Context, in *DeleteSnapshotRequest, opts ...grpc.CallOption) (*DeleteSnapshotResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSnapshotResponse)
+	err := c.cc.Invoke(ctx, HostService_DeleteSnapshot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) ListSnapshots(ctx context.Context, in *ListSnapshotsRequest, opts ...grpc.CallOption) (*ListSnapshotsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSnapshotsResponse)
+	err := c.cc.Invoke(ctx, HostService_ListSnapshots_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) RollbackSandbox(ctx context.Context, in *RollbackSandboxRequest, opts ...grpc.CallOption) (*RollbackSandboxResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RollbackSandboxResponse)
+	err := c.cc.Invoke(ctx, HostService_RollbackSandbox_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *hostServiceClient) ExportRoot(ctx context.Context, in *ExportRootRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ExportRootResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[1], HostService_ExportRoot_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ExportRootRequest, ExportRootResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ExportRootClient = grpc.ServerStreamingClient[ExportRootResponse]
+
+func (c *hostServiceClient) ReadLogs(ctx context.Context, in *ReadLogsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadLogsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[2], HostService_ReadLogs_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ReadLogsRequest, ReadLogsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ReadLogsClient = grpc.ServerStreamingClient[ReadLogsResponse]
+
 func (c *hostServiceClient) Exec(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExecRequest, ExecResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[1], HostService_Exec_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[3], HostService_Exec_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -190,7 +348,7 @@ func (c *hostServiceClient) Signal(ctx context.Context, in *SignalRequest, opts 
 
 func (c *hostServiceClient) ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[2], HostService_ReadFile_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[4], HostService_ReadFile_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -209,7 +367,7 @@ type HostService_ReadFileClient = grpc.ServerStreamingClient[ReadFileResponse]
 
 func (c *hostServiceClient) WriteFile(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[WriteFileRequest, WriteFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[3], HostService_WriteFile_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[5], HostService_WriteFile_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -250,6 +408,36 @@ type HostServiceServer interface {
 	// ListSandboxes tells all sandboxes of the host: the host's truth, which the
 	// master's reconciler compares with its rows.
 	ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error)
+	// StatSandboxes tells what sandboxes use and have used.
+	StatSandboxes(context.Context, *StatSandboxesRequest) (*StatSandboxesResponse, error)
+	// PauseSandbox keeps a sandbox on disk and frees what it held of the host but
+	// disk. It is idempotent by generation, and returns when the sandbox is kept,
+	// or runs as before and is said to have failed. A generation below the highest
+	// that the host has met for the sandbox is FAILED_PRECONDITION (stale_generation).
+	PauseSandbox(context.Context, *PauseSandboxRequest) (*PauseSandboxResponse, error)
+	// ResumeSandbox brings a kept sandbox back on the host that keeps it. It is
+	// admitted as a create is. It is idempotent by generation, and returns when
+	// the guest answers; what fails leaves the sandbox kept as before.
+	ResumeSandbox(context.Context, *ResumeSandboxRequest) (*ResumeSandboxResponse, error)
+	// UpdateSandbox changes what a running or kept sandbox may reach, and the
+	// ports that others may reach. The later revision stands.
+	UpdateSandbox(context.Context, *UpdateSandboxRequest) (*UpdateSandboxResponse, error)
+	// CreateSnapshot keeps a sandbox's state beside it; the sandbox goes on. It is
+	// idempotent by snapshot_id. A kept sandbox can be a snapshot's, too.
+	CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error)
+	// DeleteSnapshot removes a snapshot. Absent is success.
+	DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error)
+	// ListSnapshots tells all snapshots of the host: its truth.
+	ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error)
+	// RollbackSandbox gives a sandbox the state of one of its snapshots, under the
+	// same id, in a new generation. A rollback that fails before the old state was
+	// given up leaves that; one that fails after it ends the sandbox.
+	RollbackSandbox(context.Context, *RollbackSandboxRequest) (*RollbackSandboxResponse, error)
+	// ExportRoot streams the whole root of a sandbox or snapshot, template and
+	// changes, as one tar archive.
+	ExportRoot(*ExportRootRequest, grpc.ServerStreamingServer[ExportRootResponse]) error
+	// ReadLogs streams what a sandbox's first program and its runtime wrote.
+	ReadLogs(*ReadLogsRequest, grpc.ServerStreamingServer[ReadLogsResponse]) error
 	// Exec runs one command in a sandbox. The first message is start; then stdin
 	// until the client closes its side. The server sends started, output and, as
 	// the last message, exited.
@@ -292,6 +480,36 @@ func (UnimplementedHostServiceServer) GetSandbox(context.Context, *GetSandboxReq
 }
 func (UnimplementedHostServiceServer) ListSandboxes(context.Context, *ListSandboxesRequest) (*ListSandboxesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSandboxes not implemented")
+}
+func (UnimplementedHostServiceServer) StatSandboxes(context.Context, *StatSandboxesRequest) (*StatSandboxesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StatSandboxes not implemented")
+}
+func (UnimplementedHostServiceServer) PauseSandbox(context.Context, *PauseSandboxRequest) (*PauseSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PauseSandbox not implemented")
+}
+func (UnimplementedHostServiceServer) ResumeSandbox(context.Context, *ResumeSandboxRequest) (*ResumeSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeSandbox not implemented")
+}
+func (UnimplementedHostServiceServer) UpdateSandbox(context.Context, *UpdateSandboxRequest) (*UpdateSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateSandbox not implemented")
+}
+func (UnimplementedHostServiceServer) CreateSnapshot(context.Context, *CreateSnapshotRequest) (*CreateSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSnapshot not implemented")
+}
+func (UnimplementedHostServiceServer) DeleteSnapshot(context.Context, *DeleteSnapshotRequest) (*DeleteSnapshotResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSnapshot not implemented")
+}
+func (UnimplementedHostServiceServer) ListSnapshots(context.Context, *ListSnapshotsRequest) (*ListSnapshotsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSnapshots not implemented")
+}
+func (UnimplementedHostServiceServer) RollbackSandbox(context.Context, *RollbackSandboxRequest) (*RollbackSandboxResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RollbackSandbox not implemented")
+}
+func (UnimplementedHostServiceServer) ExportRoot(*ExportRootRequest, grpc.ServerStreamingServer[ExportRootResponse]) error {
+	return status.Error(codes.Unimplemented, "method ExportRoot not implemented")
+}
+func (UnimplementedHostServiceServer) ReadLogs(*ReadLogsRequest, grpc.ServerStreamingServer[ReadLogsResponse]) error {
+	return status.Error(codes.Unimplemented, "method ReadLogs not implemented")
 }
 func (UnimplementedHostServiceServer) Exec(grpc.BidiStreamingServer[ExecRequest, ExecResponse]) error {
 	return status.Error(codes.Unimplemented, "method Exec not implemented")
@@ -445,6 +663,172 @@ func _HostService_ListSandboxes_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _HostService_StatSandboxes_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StatSandboxesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).StatSandboxes(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_StatSandboxes_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).StatSandboxes(ctx, req.(*StatSandboxesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_PauseSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PauseSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).PauseSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_PauseSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).PauseSandbox(ctx, req.(*PauseSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_ResumeSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).ResumeSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_ResumeSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).ResumeSandbox(ctx, req.(*ResumeSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_UpdateSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).UpdateSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_UpdateSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).UpdateSandbox(ctx, req.(*UpdateSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_CreateSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).CreateSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_CreateSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).CreateSnapshot(ctx, req.(*CreateSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_DeleteSnapshot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSnapshotRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).DeleteSnapshot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_DeleteSnapshot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).DeleteSnapshot(ctx, req.(*DeleteSnapshotRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_ListSnapshots_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSnapshotsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).ListSnapshots(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_ListSnapshots_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).ListSnapshots(ctx, req.(*ListSnapshotsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_RollbackSandbox_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RollbackSandboxRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).RollbackSandbox(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_RollbackSandbox_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).RollbackSandbox(ctx, req.(*RollbackSandboxRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _HostService_ExportRoot_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ExportRootRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostServiceServer).ExportRoot(m, &grpc.GenericServerStream[ExportRootRequest, ExportRootResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ExportRootServer = grpc.ServerStreamingServer[ExportRootResponse]
+
+func _HostService_ReadLogs_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ReadLogsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(HostServiceServer).ReadLogs(m, &grpc.GenericServerStream[ReadLogsRequest, ReadLogsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type HostService_ReadLogsServer = grpc.ServerStreamingServer[ReadLogsResponse]
+
 func _HostService_Exec_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(HostServiceServer).Exec(&grpc.GenericServerStream[ExecRequest, ExecResponse]{ServerStream: stream})
 }
@@ -520,6 +904,38 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _HostService_ListSandboxes_Handler,
 		},
 		{
+			MethodName: "StatSandboxes",
+			Handler:    _HostService_StatSandboxes_Handler,
+		},
+		{
+			MethodName: "PauseSandbox",
+			Handler:    _HostService_PauseSandbox_Handler,
+		},
+		{
+			MethodName: "ResumeSandbox",
+			Handler:    _HostService_ResumeSandbox_Handler,
+		},
+		{
+			MethodName: "UpdateSandbox",
+			Handler:    _HostService_UpdateSandbox_Handler,
+		},
+		{
+			MethodName: "CreateSnapshot",
+			Handler:    _HostService_CreateSnapshot_Handler,
+		},
+		{
+			MethodName: "DeleteSnapshot",
+			Handler:    _HostService_DeleteSnapshot_Handler,
+		},
+		{
+			MethodName: "ListSnapshots",
+			Handler:    _HostService_ListSnapshots_Handler,
+		},
+		{
+			MethodName: "RollbackSandbox",
+			Handler:    _HostService_RollbackSandbox_Handler,
+		},
+		{
 			MethodName: "Signal",
 			Handler:    _HostService_Signal_Handler,
 		},
@@ -528,6 +944,16 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "ReadArtifact",
 			Handler:       _HostService_ReadArtifact_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ExportRoot",
+			Handler:       _HostService_ExportRoot_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ReadLogs",
+			Handler:       _HostService_ReadLogs_Handler,
 			ServerStreams: true,
 		},
 		{

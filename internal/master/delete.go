@@ -29,7 +29,7 @@ const (
 	maxUsers = 100
 )
 
-var liveStates = []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Terminating}
+var liveStates = []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack, sandbox.Terminating}
 
 func (m *Master) serveTemplateDelete(w http.ResponseWriter, r *http.Request) {
 	var req cubeapi.TemplateDeleteRequest

@@ -29,7 +29,7 @@ func (m *Master) sweepDrains(ctx context.Context) error {
 				continue
 			}
 			some, err := sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
-				HostID: f.ID, States: []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused}, Limit: sweepLimit, OldestFirst: true,
+				HostID: f.ID, States: []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack}, Limit: sweepLimit, OldestFirst: true,
 			})
 			if err != nil {
 				return err

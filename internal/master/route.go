@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,10 +46,10 @@ func newRouting(c config.Redis) *routing {
 }
 
 // routed are the states in which a sandbox has a route.
-var routed = []sandbox.State{sandbox.Running, sandbox.Pausing, sandbox.Paused}
+var routed = []sandbox.State{sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack}
 
 func isRouted(s sandbox.State) bool {
-	return s == sandbox.Running || s == sandbox.Pausing || s == sandbox.Paused
+	return slices.Contains(routed, s)
 }
 
 // routeChanged has a sandbox's route looked at once tx is committed.

@@ -189,7 +189,7 @@ func (m *Master) sweepExpired(ctx context.Context) error {
 	var list []sandbox.Sandbox
 	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
 		list, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
-			States:    []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused},
+			States:    []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack},
 			ExpiredBy: tx.Now, Limit: sweepLimit, OldestFirst: true,
 		})
 		return err

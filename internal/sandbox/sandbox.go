@@ -31,6 +31,8 @@ const (
 	Running     State = "running"
 	Pausing     State = "pausing"
 	Paused      State = "paused"
+	Resuming    State = "resuming"
+	RollingBack State = "rolling_back"
 	Terminating State = "terminating"
 	Terminated  State = "terminated"
 )
@@ -40,15 +42,20 @@ type Event string
 
 // The events of a sandbox.
 const (
-	OnCharged    Event = "charged"
-	OnBounced    Event = "bounced"
-	OnStarted    Event = "started"
-	OnPauseAsked Event = "pause_asked"
-	OnPaused     Event = "paused"
-	OnPauseVoid  Event = "pause_void"
-	OnWakeAsked  Event = "wake_asked"
-	OnEndAsked   Event = "end_asked"
-	OnGone       Event = "gone"
+	OnCharged       Event = "charged"
+	OnBounced       Event = "bounced"
+	OnStarted       Event = "started"
+	OnPauseAsked    Event = "pause_asked"
+	OnPaused        Event = "paused"
+	OnPauseVoid     Event = "pause_void"
+	OnWakeAsked     Event = "wake_asked"
+	OnResumed       Event = "resumed"
+	OnWakeVoid      Event = "wake_void"
+	OnRollbackAsked Event = "rollback_asked"
+	OnRolledBack    Event = "rolled_back"
+	OnRollbackVoid  Event = "rollback_void"
+	OnEndAsked      Event = "end_asked"
+	OnGone          Event = "gone"
 )
 
 // Machine is the life of a sandbox. Terminating wins over everything, and only
@@ -56,7 +63,7 @@ const (
 var Machine = fsm.Must(fsm.Spec[State, Event, fsm.None]{
 	Name:    "sandbox",
 	Initial: Allocating,
-	States:  []State{Allocating, Starting, Running, Pausing, Paused, Terminating, Terminated},
+	States:  []State{Allocating, Starting, Running, Pausing, Paused, Resuming, RollingBack, Terminating, Terminated},
 	Final:   []State{Terminated},
 	Rules: []fsm.Rule[State, Event]{
 		{On: OnCharged, From: []State{Allocating}, To: Starting, Why: "a host was chosen"},
@@ -64,9 +71,14 @@ var Machine = fsm.Must(fsm.Spec[State, Event, fsm.None]{
 		{On: OnStarted, From: []State{Starting}, To: Running},
 		{On: OnPauseAsked, From: []State{Running}, To: Pausing},
 		{On: OnPaused, From: []State{Pausing}, To: Paused},
-		{On: OnPauseVoid, From: []State{Pausing}, To: Running, Why: "the guest never stopped"},
-		{On: OnWakeAsked, From: []State{Paused}, To: Allocating, Why: "placed anew"},
-		{On: OnEndAsked, From: []State{Allocating, Starting, Running, Pausing, Paused, Terminating}, To: Terminating, Why: "asked, or a passing state lasted too long"},
+		{On: OnPauseVoid, From: []State{Pausing}, To: Running, Why: "it runs as before"},
+		{On: OnWakeAsked, From: []State{Paused}, To: Resuming, Why: "asked, or traffic came"},
+		{On: OnResumed, From: []State{Resuming}, To: Running},
+		{On: OnWakeVoid, From: []State{Resuming}, To: Paused, Why: "it is kept as before"},
+		{On: OnRollbackAsked, From: []State{Running}, To: RollingBack},
+		{On: OnRolledBack, From: []State{RollingBack}, To: Running},
+		{On: OnRollbackVoid, From: []State{RollingBack}, To: Running, Why: "it runs as before"},
+		{On: OnEndAsked, From: []State{Allocating, Starting, Running, Pausing, Paused, Resuming, RollingBack, Terminating}, To: Terminating, Why: "asked, or a passing state lasted too long"},
 		{On: OnGone, From: []State{Terminating}, To: Terminated},
 	},
 })
@@ -81,6 +93,7 @@ type Sandbox struct {
 	Resources  host.Resources // what it takes of its host
 	IP         string         // its address on its host; empty until running
 	Metadata   map[string]string
+	Life       Life
 	Request    []byte    // the expanded request as JSON
 	Reason     string    // why it ends or ended: request, timeout, orphaned, failed, lost
 	ExpiresAt  time.Time // when it is ended by itself; zero: never

@@ -9,6 +9,7 @@ import (
 
 func TestDiagram(t *testing.T) {
 	fsmtest.Diagram(t, sandbox.Machine, "../../docs/machines/sandbox.md")
+	fsmtest.Diagram(t, sandbox.SnapshotMachine, "../../docs/machines/snapshot.md")
 }
 
 // Delete always wins: every state that lives leads to terminating.
@@ -17,6 +18,16 @@ func TestEndWinsEverywhere(t *testing.T) {
 		to, err := sandbox.Machine.Step(s, sandbox.OnEndAsked, struct{}{})
 		if sandbox.Machine.Final(s) != (err != nil) || err == nil && to != sandbox.Terminating {
 			t.Errorf("%s on end_asked: %s, %v", s, to, err)
+		}
+	}
+}
+
+// A snapshot can be deleted in every state.
+func TestSnapshotsCanBeDeletedEverywhere(t *testing.T) {
+	for _, s := range sandbox.SnapshotMachine.States() {
+		to, err := sandbox.SnapshotMachine.Step(s, sandbox.OnSnapDeleteAsked, struct{}{})
+		if sandbox.SnapshotMachine.Final(s) != (err != nil) || err == nil && to != sandbox.SnapDeleting {
+			t.Errorf("%s on delete_asked: %s, %v", s, to, err)
 		}
 	}
 }

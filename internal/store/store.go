@@ -280,6 +280,9 @@ type Scanner interface {
 	Scan(dest ...any) error
 }
 
+// Marks returns n placeholders for a list of values.
+func Marks(n int) string { return strings.TrimSuffix(strings.Repeat("?, ", n), ", ") }
+
 // Collect reads all rows of a query.
 func Collect[T any](ctx context.Context, tx *Tx, scan func(Scanner) (T, error), query string, args ...any) (list []T, err error) {
 	rows, err := tx.tx.QueryContext(ctx, query, args...)

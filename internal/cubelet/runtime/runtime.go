@@ -30,6 +30,35 @@ type Driver interface {
 	Delete(ctx context.Context, id string) error
 }
 
+// Freezer stops all processes of a sandbox where they are, and lets them go
+// on. Both are idempotent. A driver has it when its sandboxes can be stopped in
+// memory.
+type Freezer interface {
+	Freeze(ctx context.Context, id string) error
+	Thaw(ctx context.Context, id string) error
+}
+
+// Checkpointer keeps sandboxes with their memory.
+type Checkpointer interface {
+	// Checkpoint writes the memory of a sandbox and all that it wrote into dir,
+	// which exists and is empty. With stay it goes on afterwards; else its
+	// processes have ended when the call returns, and Delete removes the rest. A
+	// checkpoint that fails leaves the sandbox running, or ended, never stopped;
+	// what is in dir then is of no use.
+	Checkpoint(ctx context.Context, id, dir string, stay bool) error
+	// Restore starts s as it was when dir was written, as Start does. dir stays
+	// as it is: any number of sandboxes can be started from it.
+	Restore(ctx context.Context, s Sandbox, dir string) (Process, error)
+}
+
+// Differ tells what a sandbox wrote.
+type Differ interface {
+	// Diff writes all that a sandbox changed over its RootFS into a tar file at
+	// path, as OCI layers have it: a removed name is a whiteout. The sandbox may
+	// run, or be frozen. Sandbox.Layer takes such a file.
+	Diff(ctx context.Context, id, path string) error
+}
+
 // Sandbox is what to run. Every path belongs to this sandbox alone, but
 // RootFS, which is shared and is never written.
 type Sandbox struct {
@@ -42,12 +71,29 @@ type Sandbox struct {
 	Env           []string
 	Hostname      string
 	Log           string // file that the runtime and the first program append to
-	Files         []File // put over RootFS before the start
+	Layer         string // tar of an earlier life's changes, laid over RootFS; empty: none
+	Files         []File // put over RootFS and Layer before the start
 	OpenFiles     uint64 // the limit of each process; 0: the driver's own
+	Privileges    Privileges
+	Mounts        []Mount // of the host, as its operator allows
 
 	// Join returns a command that runs inside the sandbox's limits from its
 	// first instruction.
 	Join func(ctx context.Context, name string, args ...string) *exec.Cmd
+}
+
+// Privileges are what the programs of a sandbox may do.
+type Privileges struct {
+	Capabilities []string // as CAP_CHOWN; nil: the usual ones of containers
+	NoNewPrivs   bool     // no program gains any by its file
+	ReadOnlyRoot bool     // nothing but /tmp, /run and mounts can be written
+}
+
+// Mount is a directory of the host that a sandbox sees.
+type Mount struct {
+	Source   string // a directory of the host, without links in its path
+	Target   string
+	ReadOnly bool
 }
 
 // File is a small file, or a directory, that a sandbox finds at its start.

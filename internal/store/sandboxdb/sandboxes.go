@@ -6,6 +6,7 @@
 package sandboxdb
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,7 +23,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const sandboxColumns = `id, template_id, host_id, state, version, milli_cpu, mem_bytes, disk_bytes, ip, metadata, request, reason, expires_us, created_us, changed_us`
+const sandboxColumns = `id, template_id, host_id, state, version, milli_cpu, mem_bytes, disk_bytes, ip, metadata, request, reason, expires_us, created_us, changed_us, generation, timeout_us, on_timeout, auto_resume, driver, snapshot_id, with_memory, kept_bytes, network, revision, access_token, traffic_token`
 
 // AddSandbox stores a new sandbox in its first state.
 func AddSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.Sandbox, error) {
@@ -34,10 +35,15 @@ func AddSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.S
 	if s.Request == nil {
 		s.Request = []byte{}
 	}
+	if s.Life.Network == nil {
+		s.Life.Network = []byte{}
+	}
+	s.Life.OnTimeout = cmp.Or(s.Life.OnTimeout, sandbox.Kill)
 	return s, tx.Insert(ctx, fault.New(fault.Exists, "sandbox %s", s.ID),
-		`INSERT INTO sandbox (`+sandboxColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		`INSERT INTO sandbox (`+sandboxColumns+`) VALUES (`+store.Marks(27)+`)`,
 		string(s.ID), string(s.TemplateID), []byte(s.HostID), string(s.State), s.Version, s.Resources.MilliCPU, s.Resources.MemBytes, s.Resources.DiskBytes, []byte(s.IP), metadata, s.Request, []byte(s.Reason),
-		expiryOf(s), s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro())
+		expiryOf(s), s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro(),
+		int64(s.Life.Generation), s.Life.Timeout.Microseconds(), string(s.Life.OnTimeout), s.Life.AutoResume, s.Life.Driver, string(s.Life.Snapshot), s.Life.WithMemory, s.Life.KeptBytes, s.Life.Network, s.Life.Revision, []byte(s.Life.AccessToken), []byte(s.Life.TrafficToken))
 }
 
 // expiryOf writes no expiry as 0.
@@ -50,11 +56,14 @@ func expiryOf(s sandbox.Sandbox) int64 {
 
 func scanSandbox(r store.Scanner) (s sandbox.Sandbox, err error) {
 	var metadata []byte
-	var expires, created, changed int64
-	err = r.Scan(&s.ID, &s.TemplateID, &s.HostID, &s.State, &s.Version, &s.Resources.MilliCPU, &s.Resources.MemBytes, &s.Resources.DiskBytes, &s.IP, &metadata, &s.Request, &s.Reason, &expires, &created, &changed)
+	var expires, created, changed, timeout int64
+	l := &s.Life
+	err = r.Scan(&s.ID, &s.TemplateID, &s.HostID, &s.State, &s.Version, &s.Resources.MilliCPU, &s.Resources.MemBytes, &s.Resources.DiskBytes, &s.IP, &metadata, &s.Request, &s.Reason, &expires, &created, &changed,
+		&l.Generation, &timeout, &l.OnTimeout, &l.AutoResume, &l.Driver, &l.Snapshot, &l.WithMemory, &l.KeptBytes, &l.Network, &l.Revision, &l.AccessToken, &l.TrafficToken)
 	if err != nil {
 		return s, err
 	}
+	l.Timeout = time.Duration(timeout) * time.Microsecond
 	s.Resources.Slots, s.CreatedAt, s.ChangedAt = 1, time.UnixMicro(created), time.UnixMicro(changed)
 	if expires > 0 {
 		s.ExpiresAt = time.UnixMicro(expires)
@@ -161,7 +170,7 @@ func CountByHost(ctx context.Context, tx *store.Tx, labels map[string]string) (m
 }
 
 // holding are the states in which a sandbox takes something of its host.
-var holding = []sandbox.State{sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused}
+var holding = []sandbox.State{sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack}
 
 // Placed is a sandbox and its host.
 type Placed struct {
@@ -181,14 +190,16 @@ func ListPlaced(ctx context.Context, tx *store.Tx, states []sandbox.State) ([]Pl
 }
 
 // MoveSandbox is the only statement that changes a sandbox's state. It writes
-// host, address and reason too.
+// host, address, reason, expiry and what of its life a move may change, too: its
+// generation, driver, and how it is kept.
 func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbox.Event) (sandbox.Sandbox, error) {
 	to, err := sandbox.Machine.Step(s.State, on, fsm.None{})
 	if err != nil {
 		return s, fmt.Errorf("sandbox %s: %w", s.ID, err)
 	}
-	n, err := tx.Exec(ctx, `UPDATE sandbox SET state = ?, version = version + 1, host_id = ?, ip = ?, reason = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
-		string(to), []byte(s.HostID), []byte(s.IP), []byte(fault.Clip(s.Reason, maxReason)), tx.Now.UnixMicro(), string(s.ID), string(s.State), s.Version)
+	n, err := tx.Exec(ctx, `UPDATE sandbox SET state = ?, version = version + 1, host_id = ?, ip = ?, reason = ?, changed_us = ?, expires_us = ?, generation = ?, driver = ?, with_memory = ?, kept_bytes = ? WHERE id = ? AND state = ? AND version = ?`,
+		string(to), []byte(s.HostID), []byte(s.IP), []byte(fault.Clip(s.Reason, maxReason)), tx.Now.UnixMicro(),
+		expiryOf(s), int64(s.Life.Generation), s.Life.Driver, s.Life.WithMemory, s.Life.KeptBytes, string(s.ID), string(s.State), s.Version)
 	if err == nil && n == 0 {
 		err = fault.VersionConflict
 	}
@@ -198,6 +209,35 @@ func MoveSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox, on sandbo
 	tx.Moved("sandbox", string(s.ID), string(on), string(s.State), string(to))
 	s.State, s.Version, s.ChangedAt = to, s.Version+1, tx.Now
 	return s, nil
+}
+
+// ChangeSandbox writes what of a sandbox changes beside its state: timeout and
+// expiry, network, labels. A row of another version than s is
+// fault.VersionConflict.
+func ChangeSandbox(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (sandbox.Sandbox, error) {
+	metadata, err := json.Marshal(s.Metadata)
+	if err != nil {
+		return s, err
+	}
+	n, err := tx.Exec(ctx, `UPDATE sandbox SET version = version + 1, metadata = ?, expires_us = ?, timeout_us = ?, on_timeout = ?, auto_resume = ?, network = ?, revision = ?, changed_us = ? WHERE id = ? AND state = ? AND version = ?`,
+		metadata, expiryOf(s), s.Life.Timeout.Microseconds(), string(s.Life.OnTimeout), s.Life.AutoResume, s.Life.Network, s.Life.Revision, tx.Now.UnixMicro(), string(s.ID), string(s.State), s.Version)
+	if err == nil && n == 0 {
+		err = fault.VersionConflict
+	}
+	if err != nil {
+		return s, fmt.Errorf("sandbox %s: %w", s.ID, err)
+	}
+	s.Version, s.ChangedAt = s.Version+1, tx.Now
+	return s, nil
+}
+
+// PutOff moves the expiry of a running sandbox on: it was used at the given
+// time. It never comes nearer by that, and the version stays: whoever moves the
+// sandbox need not know.
+func PutOff(ctx context.Context, tx *store.Tx, id sandbox.ID, used time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE sandbox SET expires_us = ? + timeout_us WHERE id = ? AND state = ? AND timeout_us > 0 AND expires_us > 0 AND expires_us < ? + timeout_us`,
+		used.UnixMicro(), string(id), string(sandbox.Running), used.UnixMicro())
+	return err
 }
 
 // ForgetSandboxes removes rows that ended before the given time, at most limit,

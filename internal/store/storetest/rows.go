@@ -165,6 +165,10 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 	update(t, s, func(ctx context.Context, tx *store.Tx) error {
 		b := box(1)
 		b.Metadata, b.Request = map[string]string{"a": "中文", "": "'"}, []byte(odd)
+		b.Life = sandbox.Life{
+			Generation: 1 << 40, Timeout: time.Hour, OnTimeout: sandbox.Pause, AutoResume: true, Driver: "runsc", Snapshot: "snap-1",
+			WithMemory: true, KeptBytes: 1 << 41, Network: []byte(odd), Revision: 3, AccessToken: odd, TrafficToken: odd,
+		}
 		b, err := sandboxdb.AddSandbox(ctx, tx, b)
 		if err != nil {
 			return err
@@ -175,6 +179,30 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 		}
 		got, err := sandboxdb.GetSandbox(ctx, tx, b.ID)
 		same(t, b, got)
+		if err != nil {
+			return err
+		}
+		b.Metadata, b.Life.Timeout, b.Life.OnTimeout, b.Life.AutoResume, b.Life.Network, b.Life.Revision = map[string]string{"b": "c"}, 0, sandbox.Kill, false, []byte("{}"), 4
+		if b, err = sandboxdb.ChangeSandbox(ctx, tx, b); err != nil {
+			return err
+		}
+		got, err = sandboxdb.GetSandbox(ctx, tx, b.ID)
+		same(t, b, got)
+		return err
+	})
+	update(t, s, func(ctx context.Context, tx *store.Tx) error {
+		n, err := sandboxdb.AddSnapshot(ctx, tx, sandbox.Snapshot{
+			ID: "snap-1", Name: odd, SandboxID: "i1", TemplateID: "tpl-1", ArtifactID: "rfs-1", HostID: "h 1", Driver: "runsc", WithMemory: true, Bytes: 1 << 41, Request: []byte(odd),
+		})
+		if err != nil {
+			return err
+		}
+		n.Error, n.Bytes = odd, 7
+		if n, err = sandboxdb.MoveSnapshot(ctx, tx, n, sandbox.OnSnapKept); err != nil {
+			return err
+		}
+		got, err := sandboxdb.GetSnapshot(ctx, tx, n.ID)
+		same(t, n, got)
 		return err
 	})
 	longReasonsAreCut(t, s)
