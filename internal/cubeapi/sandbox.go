@@ -158,8 +158,28 @@ type ExecRequest struct {
 	Cwd       string            `json:"cwd,omitempty"`
 	User      string            `json:"user,omitempty"`
 	Stdin     []byte            `json:"stdin,omitempty"` // all of it; not with ContentExecInput
-	// TimeoutMS ends the process; 0: 60 s.
+	// TimeoutMS ends the process; 0: 60 s. It does not count with detach.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Terminal has the command run on a terminal, whose output is stdout. Its
+	// input is what is typed; whoever goes away hangs up.
+	Terminal *TerminalSize `json:"terminal,omitempty"`
+	// Detach has the answer end with the pid: the command goes on, without input.
+	Detach bool `json:"detach,omitempty"`
+}
+
+// TerminalSize is in characters, each 1 to 10000.
+type TerminalSize struct {
+	Columns uint32 `json:"columns" api:"required"`
+	Rows    uint32 `json:"rows" api:"required"`
+}
+
+// ExecResizeRequest changes the size of the terminal of a process that an
+// ExecEvent named.
+type ExecResizeRequest struct {
+	RequestID string       `json:"requestID"`
+	SandboxID string       `json:"sandbox_id" api:"required"`
+	PID       uint32       `json:"pid" api:"required"`
+	Terminal  TerminalSize `json:"terminal" api:"required"`
 }
 
 // ExecEvent is one line of the stream; one field is set.
