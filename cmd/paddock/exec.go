@@ -33,11 +33,12 @@ func bySignal(n int) exitStatus { return exitStatus(128 + n) }
 func (a *app) execCommand() *cobra.Command {
 	var r cubeapi.ExecRequest
 	var timeout time.Duration
-	var interactive bool
+	var interactive, onTerminal, detach bool
 	c := &cobra.Command{
 		Use: "exec SANDBOX -- COMMAND [ARG...]", Short: "Run a command in a sandbox and exit as it does", Args: args(2, -1),
 		Long: "Run a command in a sandbox and exit as it does: with its status, or with 128 and the number of the signal that ended it.\n" +
-			"Signals that this program gets, Ctrl-C too, are passed on to the command. A reader of the output that goes away ends it.",
+			"Signals that this program gets, Ctrl-C too, are passed on to the command. A reader of the output that goes away ends it.\n" +
+			"With -it the command has a terminal of the size of this one, which is what a shell wants. With -d it goes on by itself, and its process is printed.",
 		RunE: func(c *cobra.Command, given []string) error {
 			r.SandboxID, r.Command = given[0], given[1:]
 			var stdin io.Reader
@@ -48,7 +49,15 @@ func (a *app) execCommand() *cobra.Command {
 				}
 			}
 			r.TimeoutMS = timeout.Milliseconds()
-			return a.with(func(api *cubeapi.Client) error { return a.exec(c.Context(), api, r, stdin) })
+			switch {
+			case onTerminal && !interactive:
+				return fault.New(fault.InvalidInput, "-t goes with -i: a terminal without input is none")
+			case detach && interactive:
+				return fault.New(fault.InvalidInput, "-d has no input: leave -i out")
+			case detach:
+				return a.with(func(api *cubeapi.Client) error { return a.detached(c.Context(), api, r) })
+			}
+			return a.with(func(api *cubeapi.Client) error { return a.exec(c.Context(), api, r, stdin, onTerminal) })
 		},
 	}
 	f := c.Flags()
@@ -57,13 +66,31 @@ func (a *app) execCommand() *cobra.Command {
 	f.StringVar(&r.User, "user", "", "user of the image (default root)")
 	f.DurationVar(&timeout, "timeout", execTimeout, "end the command after this long; with -i the default is 24h")
 	f.BoolVarP(&interactive, "stdin", "i", false, "pass standard input to the command while it runs")
+	f.BoolVarP(&onTerminal, "tty", "t", false, "with -i: the command runs on a terminal")
+	f.BoolVarP(&detach, "detach", "d", false, "print the command's process once it runs, and leave it running")
 	return c
 }
 
+// detached starts a command and prints its process.
+func (a *app) detached(ctx context.Context, api *cubeapi.Client, r cubeapi.ExecRequest) error {
+	r.Detach, r.TimeoutMS = true, 0
+	_, err := api.ExecWith(ctx, r, cubeapi.ExecStreams{Stdout: io.Discard, Stderr: io.Discard, Started: func(pid uint32) { fmt.Fprintln(a.stdout, pid) }})
+	return err
+}
+
 // exec runs one command from this terminal. stdin may be nil.
-func (a *app) exec(outer context.Context, api *cubeapi.Client, r cubeapi.ExecRequest, stdin io.Reader) error {
+func (a *app) exec(outer context.Context, api *cubeapi.Client, r cubeapi.ExecRequest, stdin io.Reader, onTerminal bool) (err error) {
 	if outer.Err() != nil {
 		return bySignal(int(syscall.SIGINT)) // it came while the command line was read
+	}
+	var t *terminal
+	if onTerminal {
+		if t, err = a.openTerminal(); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, t.close()) }()
+		size := t.size()
+		r.Terminal = &size
 	}
 	// From here on a signal is the command's and must not end this program.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(outer))
@@ -75,6 +102,9 @@ func (a *app) exec(outer context.Context, api *cubeapi.Client, r cubeapi.ExecReq
 	defer signal.Stop(s.signals)
 	var passing sync.WaitGroup
 	passing.Go(func() { s.pass(ctx) })
+	if t != nil {
+		passing.Go(func() { t.follow(ctx, s) })
+	}
 	exit, err := api.ExecWith(ctx, r, cubeapi.ExecStreams{
 		Stdin: stdin, Stdout: &outlet{s: s, w: a.stdout}, Stderr: &outlet{s: s, w: a.stderr}, Started: s.pid.Store,
 	})

@@ -117,7 +117,7 @@ func (u *up) template(t *testing.T) {
 		t.Fatalf("%v: run `make test`, which installs busybox-static", err)
 	}
 	files := []service.File{{Name: "bin/busybox", Body: string(b), Mode: 0o755}, {Name: "etc/passwd", Body: "root:x:0:0:root:/root:/bin/sh\n"}}
-	for _, tool := range []string{"sh", "cat", "echo", "sleep", "head", "yes", "wc"} {
+	for _, tool := range []string{"sh", "cat", "echo", "sleep", "head", "yes", "wc", "stty"} {
 		files = append(files, service.File{Name: "bin/" + tool, Link: "busybox"})
 	}
 	image := service.Image(t, service.Registry(t), "box:1", files...)

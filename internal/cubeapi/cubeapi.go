@@ -48,6 +48,7 @@ const (
 	PathSandboxInfo      = "/cube/sandbox/info"
 	PathSandboxExec      = "/cube/sandbox/exec"
 	PathSandboxSignal    = "/cube/sandbox/exec/signal"
+	PathSandboxResize    = "/cube/sandbox/exec/resize"
 	PathSandboxFiles     = "/cube/sandbox/files"
 	PathSandboxDecisions = "/cube/sandbox/decisions"
 	PathSchedule         = "/cube/schedule"

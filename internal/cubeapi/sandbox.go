@@ -8,17 +8,23 @@ import "github.com/paddock-dev/paddock/internal/fault"
 type SandboxCreateRequest struct {
 	// RequestID makes the request one that may be sent again: the same id
 	// answers the same sandbox while it lives.
-	RequestID    string            `json:"requestID"`
-	TemplateID   string            `json:"template_id,omitempty"`
-	Namespace    string            `json:"namespace,omitempty"`     // whose turn it is waited for, unless header X-Caller says
-	InstanceType string            `json:"instance_type,omitempty"` // of the host; default: the template's
-	Timeout      *int64            `json:"timeout,omitempty"`       // seconds from now until it is ended; -1 or absent: never
-	Annotations  map[string]string `json:"annotations,omitempty"`
-	Labels       map[string]string `json:"labels,omitempty"`
-	Envs         map[string]string `json:"create_time_env_vars,omitempty"`
-	Containers   []Container       `json:"containers,omitempty"`         // at most one
-	Scope        []string          `json:"distribution_scope,omitempty"` // hosts, or zones
-	Affinity     *Affinity         `json:"affinity,omitempty"`
+	RequestID    string `json:"requestID"`
+	TemplateID   string `json:"template_id,omitempty"`
+	Namespace    string `json:"namespace,omitempty"`     // whose turn it is waited for, unless header X-Caller says
+	InstanceType string `json:"instance_type,omitempty"` // of the host; default: the template's
+	Timeout      *int64 `json:"timeout,omitempty"`       // seconds that nobody may use it; -1 or absent: for ever
+	OnTimeout    string `json:"on_timeout,omitempty"`    // kill, the default, or pause
+	AutoResume   bool   `json:"auto_resume,omitempty"`   // traffic wakes it when it is paused
+	// SnapshotID is what it begins with; then no template is named.
+	SnapshotID string `json:"snapshot_id,omitempty"`
+	// Secure has its guest ask for a token, which the answer carries.
+	Secure      bool              `json:"secure,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Envs        map[string]string `json:"create_time_env_vars,omitempty"`
+	Containers  []Container       `json:"containers,omitempty"`         // at most one
+	Scope       []string          `json:"distribution_scope,omitempty"` // hosts, or zones
+	Affinity    *Affinity         `json:"affinity,omitempty"`
 	// InsID and InsIP name the one host to take, by id or address, for debugging:
 	// with annotation com.cube.debug: true. Its health and room are looked at,
 	// unless com.paddock.force: true says otherwise.
@@ -122,7 +128,20 @@ type Sandbox struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	Reason     string            `json:"reason,omitempty"`
 	CreatedAt  string            `json:"created_at"`
-	EndAt      string            `json:"end_at,omitempty"` // when it is ended by itself
+	EndAt      string            `json:"end_at,omitempty"` // when its timeout is over, unless it is used
+	Generation int64             `json:"generation"`       // rises with each pause, resume and rollback
+	Timeout    int64             `json:"timeout"`          // seconds; -1: none
+	OnTimeout  string            `json:"on_timeout,omitempty"`
+	AutoResume bool              `json:"auto_resume,omitempty"`
+	Driver     string            `json:"driver,omitempty"`
+	SnapshotID string            `json:"snapshot_id,omitempty"` // that it began with
+	Memory     bool              `json:"memory,omitempty"`      // it is kept with its memory
+	KeptBytes  int64             `json:"kept_bytes,omitempty"`  // on disk, of a paused one
+	Network    *NetworkConfig    `json:"cube_network_config,omitempty"`
+	Ports      []int32           `json:"exposed_ports,omitempty"`
+	// The tokens come with the create, and when they are asked for.
+	AccessToken  string `json:"envd_access_token,omitempty"`
+	TrafficToken string `json:"traffic_access_token,omitempty"`
 }
 
 // SandboxListAnswer carries sandboxes, newest first. Partial names the hosts
@@ -131,6 +150,7 @@ type SandboxListAnswer struct {
 	Envelope
 	Data    []Sandbox `json:"data"`
 	Partial []string  `json:"partial,omitempty"`
+	Next    string    `json:"next,omitempty"` // cursor of the next page; empty: this is the last
 }
 
 // SandboxDeleteRequest names what to delete.
@@ -158,8 +178,28 @@ type ExecRequest struct {
 	Cwd       string            `json:"cwd,omitempty"`
 	User      string            `json:"user,omitempty"`
 	Stdin     []byte            `json:"stdin,omitempty"` // all of it; not with ContentExecInput
-	// TimeoutMS ends the process; 0: 60 s.
+	// TimeoutMS ends the process; 0: 60 s. It does not count with detach.
 	TimeoutMS int64 `json:"timeout_ms,omitempty"`
+	// Terminal has the command run on a terminal, whose output is stdout. Its
+	// input is what is typed; whoever goes away hangs up.
+	Terminal *TerminalSize `json:"terminal,omitempty"`
+	// Detach has the answer end with the pid: the command goes on, without input.
+	Detach bool `json:"detach,omitempty"`
+}
+
+// TerminalSize is in characters, each 1 to 10000.
+type TerminalSize struct {
+	Columns uint32 `json:"columns" api:"required"`
+	Rows    uint32 `json:"rows" api:"required"`
+}
+
+// ExecResizeRequest changes the size of the terminal of a process that an
+// ExecEvent named.
+type ExecResizeRequest struct {
+	RequestID string       `json:"requestID"`
+	SandboxID string       `json:"sandbox_id" api:"required"`
+	PID       uint32       `json:"pid" api:"required"`
+	Terminal  TerminalSize `json:"terminal" api:"required"`
 }
 
 // ExecEvent is one line of the stream; one field is set.

@@ -233,8 +233,13 @@ func (c *Client) ExecWith(ctx context.Context, r ExecRequest, s ExecStreams) (Ex
 			return *e.Exit, nil
 		case e.Error != nil:
 			return ExecExit{}, fault.Parse(*e.Error, 0)
-		case e.PID != 0 && s.Started != nil:
-			s.Started(e.PID)
+		case e.PID != 0:
+			if s.Started != nil {
+				s.Started(e.PID)
+			}
+			if r.Detach {
+				return ExecExit{}, nil
+			}
 		}
 		_, err1 := s.Stdout.Write(e.Stdout)
 		_, err2 := s.Stderr.Write(e.Stderr)
@@ -279,4 +284,10 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader) (i
 		return 0, fault.Wrap(fault.PeerUnavailable, err, "answer to writing %s", path)
 	}
 	return a.WrittenBytes, nil
+}
+
+// Resize changes the size of the terminal of a process that Exec started. One
+// that has ended is fault.NoSuchThing.
+func (c *Client) Resize(ctx context.Context, sandboxID string, pid uint32, size TerminalSize) error {
+	return c.call(ctx, http.MethodPost, PathSandboxResize, ExecResizeRequest{SandboxID: sandboxID, PID: pid, Terminal: size}, nil)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -23,10 +24,15 @@ type process struct {
 
 func (w *world) start(t *testing.T, id string, command ...string) *process {
 	t.Helper()
+	return w.begin(t, &hostpb.ExecStart{SandboxId: id, Command: command, Stdin: true})
+}
+
+func (w *world) begin(t *testing.T, start *hostpb.ExecStart) *process {
+	t.Helper()
 	ctx, leave := context.WithCancel(w.ctx())
 	stream, err := w.host.Exec(ctx)
 	check(t, err)
-	check(t, stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: &hostpb.ExecStart{SandboxId: id, Command: command, Stdin: true}}}))
+	check(t, stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: start}}))
 	m, err := stream.Recv()
 	check(t, err)
 	if m.GetStarted().GetPid() == 0 {
@@ -112,6 +118,44 @@ func TestExecIsAConversation(t *testing.T) {
 		p.leave()
 		const cont = 18 // changes nothing for one that runs
 		runtimetest.Eventually(t, "the end of a process without input", func() bool { return errors.Is(w.signal(id, p.pid, cont), fault.NoSuchThing) })
+	})
+	t.Run("a terminal has a size, and hangs up", func(t *testing.T) {
+		p := w.begin(t, &hostpb.ExecStart{SandboxId: id, Command: []string{"probe", "terminal"}, Stdin: true, Terminal: &hostpb.TerminalSize{Columns: 91, Rows: 31}})
+		if got := p.output(); got != "91 31\r\n" {
+			t.Errorf("said %q", got)
+		}
+		_, err := w.host.ResizeTerminal(w.ctx(), &hostpb.ResizeTerminalRequest{SandboxId: id, Pid: p.pid, Terminal: &hostpb.TerminalSize{Columns: 92, Rows: 32}})
+		check(t, err)
+		if got := p.output(); got != "92 32\r\n" {
+			t.Errorf("said %q", got)
+		}
+		for name, r := range map[string]*hostpb.ResizeTerminalRequest{
+			"no size":  {SandboxId: id, Pid: p.pid},
+			"too wide": {SandboxId: id, Pid: p.pid, Terminal: &hostpb.TerminalSize{Columns: 10_001, Rows: 1}},
+			"no rows":  {SandboxId: id, Pid: p.pid, Terminal: &hostpb.TerminalSize{Columns: 1}},
+		} {
+			if _, err := w.host.ResizeTerminal(w.ctx(), r); !errors.Is(fromGRPC(err), fault.InvalidInput) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		p.leave()
+		runtimetest.Eventually(t, "the end of a process without its terminal", func() bool { return errors.Is(w.signal(id, p.pid, 18), fault.NoSuchThing) })
+	})
+	t.Run("what is detached goes on", func(t *testing.T) {
+		p := w.begin(t, &hostpb.ExecStart{SandboxId: id, Command: []string{"probe", "sleep", "600"}, Detach: true})
+		if _, err := p.stream.Recv(); !errors.Is(err, io.EOF) {
+			t.Errorf("the call goes on: %v", err)
+		}
+		p.leave()
+		check(t, w.signal(id, p.pid, 9))
+		ctx, cancel := context.WithCancel(w.ctx())
+		defer cancel()
+		stream, err := w.host.Exec(ctx)
+		check(t, err)
+		check(t, stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: &hostpb.ExecStart{SandboxId: id, Command: []string{"probe"}, Detach: true, Stdin: true}}}))
+		if _, err := stream.Recv(); !errors.Is(fromGRPC(err), fault.InvalidInput) {
+			t.Errorf("with input: %v", err)
+		}
 	})
 	t.Run("refusals", func(t *testing.T) {
 		p := w.start(t, id, "probe", "sleep", "600")

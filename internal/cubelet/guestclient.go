@@ -294,9 +294,41 @@ func rpcFault(err error) error {
 	return fault.Wrap(fault.RuntimeFailed, err, "guest")
 }
 
-func (g *guestClient) send(ctx context.Context, p *envdpb.ProcessSelector, b []byte) error {
-	_, err := g.rpc.SendInput(ctx, connect.NewRequest(&envdpb.SendInputRequest{Process: p, Input: &envdpb.ProcessInput{Input: &envdpb.ProcessInput_Stdin{Stdin: b}}}))
+// send gives a process input: typed at its terminal, or at its standard input.
+func (g *guestClient) send(ctx context.Context, p *envdpb.ProcessSelector, b []byte, typed bool) error {
+	input := &envdpb.ProcessInput{Input: &envdpb.ProcessInput_Stdin{Stdin: b}}
+	if typed {
+		input.Input = &envdpb.ProcessInput_Pty{Pty: b}
+	}
+	_, err := g.rpc.SendInput(ctx, connect.NewRequest(&envdpb.SendInputRequest{Process: p, Input: input}))
 	return err
+}
+
+func (g *guestClient) resize(ctx context.Context, p *envdpb.ProcessSelector, t *envdpb.PTY) error {
+	_, err := g.rpc.Update(ctx, connect.NewRequest(&envdpb.UpdateRequest{Process: p, Pty: t}))
+	return err
+}
+
+// detach starts a process that goes on when the call ends, and returns its
+// number.
+func (g *guestClient) detach(ctx context.Context, m *envdpb.StartRequest, user string) (uint32, error) {
+	// The guest ends a process at its call's deadline: this one has none, and is
+	// over when the process is known.
+	own, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	unhook := context.AfterFunc(ctx, stop)
+	defer unhook()
+	events, err := g.start(own, m, user)
+	if err != nil {
+		return 0, err
+	}
+	defer events.Close()
+	for events.Receive() {
+		if pid := events.Msg().GetEvent().GetStart().GetPid(); pid > 0 {
+			return pid, nil
+		}
+	}
+	return 0, broken(events.Err())
 }
 
 func (g *guestClient) closeStdin(ctx context.Context, p *envdpb.ProcessSelector) error {

@@ -3368,7 +3368,6 @@ type ExecRequest struct {
 	//	*ExecRequest_Stdin
 	//	*ExecRequest_CloseStdin
 	//	*ExecRequest_Signal
-	//	*ExecRequest_Resize
 	Message       isExecRequest_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3447,15 +3446,6 @@ func (x *ExecRequest) GetSignal() int32 {
 	return 0
 }
 
-func (x *ExecRequest) GetResize() *TerminalSize {
-	if x != nil {
-		if x, ok := x.Message.(*ExecRequest_Resize); ok {
-			return x.Resize
-		}
-	}
-	return nil
-}
-
 type isExecRequest_Message interface {
 	isExecRequest_Message()
 }
@@ -3477,11 +3467,6 @@ type ExecRequest_Signal struct {
 	Signal int32 `protobuf:"varint,4,opt,name=signal,proto3,oneof"`
 }
 
-type ExecRequest_Resize struct {
-	// The terminal's new size.
-	Resize *TerminalSize `protobuf:"bytes,5,opt,name=resize,proto3,oneof"`
-}
-
 func (*ExecRequest_Start) isExecRequest_Message() {}
 
 func (*ExecRequest_Stdin) isExecRequest_Message() {}
@@ -3489,8 +3474,6 @@ func (*ExecRequest_Stdin) isExecRequest_Message() {}
 func (*ExecRequest_CloseStdin) isExecRequest_Message() {}
 
 func (*ExecRequest_Signal) isExecRequest_Message() {}
-
-func (*ExecRequest_Resize) isExecRequest_Message() {}
 
 type TerminalSize struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3555,7 +3538,8 @@ type ExecStart struct {
 	Stdin bool `protobuf:"varint,6,opt,name=stdin,proto3" json:"stdin,omitempty"`
 	// Set: it runs on a terminal of this size; its output is stdout.
 	Terminal *TerminalSize `protobuf:"bytes,7,opt,name=terminal,proto3" json:"terminal,omitempty"`
-	// It goes on when nobody listens; the call ends once it has started.
+	// It goes on when nobody listens, without input; the call ends once it has
+	// started.
 	Detach        bool `protobuf:"varint,8,opt,name=detach,proto3" json:"detach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3973,6 +3957,103 @@ func (*SignalResponse) Descriptor() ([]byte, []int) {
 	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{56}
 }
 
+type ResizeTerminalRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	// As ExecStarted told it.
+	Pid           uint32        `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
+	Terminal      *TerminalSize `protobuf:"bytes,3,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalRequest) Reset() {
+	*x = ResizeTerminalRequest{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalRequest) ProtoMessage() {}
+
+func (x *ResizeTerminalRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalRequest.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalRequest) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *ResizeTerminalRequest) GetSandboxId() string {
+	if x != nil {
+		return x.SandboxId
+	}
+	return ""
+}
+
+func (x *ResizeTerminalRequest) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *ResizeTerminalRequest) GetTerminal() *TerminalSize {
+	if x != nil {
+		return x.Terminal
+	}
+	return nil
+}
+
+type ResizeTerminalResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResizeTerminalResponse) Reset() {
+	*x = ResizeTerminalResponse{}
+	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResizeTerminalResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResizeTerminalResponse) ProtoMessage() {}
+
+func (x *ResizeTerminalResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResizeTerminalResponse.ProtoReflect.Descriptor instead.
+func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{58}
+}
+
 type ReadFileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -3984,7 +4065,7 @@ type ReadFileRequest struct {
 
 func (x *ReadFileRequest) Reset() {
 	*x = ReadFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3996,7 +4077,7 @@ func (x *ReadFileRequest) String() string {
 func (*ReadFileRequest) ProtoMessage() {}
 
 func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[57]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4009,7 +4090,7 @@ func (x *ReadFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileRequest.ProtoReflect.Descriptor instead.
 func (*ReadFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{57}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReadFileRequest) GetSandboxId() string {
@@ -4044,7 +4125,7 @@ type ReadFileResponse struct {
 
 func (x *ReadFileResponse) Reset() {
 	*x = ReadFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4137,7 @@ func (x *ReadFileResponse) String() string {
 func (*ReadFileResponse) ProtoMessage() {}
 
 func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[58]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4150,7 @@ func (x *ReadFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadFileResponse.ProtoReflect.Descriptor instead.
 func (*ReadFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{58}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReadFileResponse) GetData() []byte {
@@ -4099,7 +4180,7 @@ type WriteFileRequest struct {
 
 func (x *WriteFileRequest) Reset() {
 	*x = WriteFileRequest{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4111,7 +4192,7 @@ func (x *WriteFileRequest) String() string {
 func (*WriteFileRequest) ProtoMessage() {}
 
 func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[59]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4124,7 +4205,7 @@ func (x *WriteFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileRequest.ProtoReflect.Descriptor instead.
 func (*WriteFileRequest) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{59}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WriteFileRequest) GetMessage() isWriteFileRequest_Message {
@@ -4179,7 +4260,7 @@ type WriteFileTarget struct {
 
 func (x *WriteFileTarget) Reset() {
 	*x = WriteFileTarget{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4191,7 +4272,7 @@ func (x *WriteFileTarget) String() string {
 func (*WriteFileTarget) ProtoMessage() {}
 
 func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[60]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4204,7 +4285,7 @@ func (x *WriteFileTarget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileTarget.ProtoReflect.Descriptor instead.
 func (*WriteFileTarget) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{60}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WriteFileTarget) GetSandboxId() string {
@@ -4237,7 +4318,7 @@ type WriteFileResponse struct {
 
 func (x *WriteFileResponse) Reset() {
 	*x = WriteFileResponse{}
-	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4249,7 +4330,7 @@ func (x *WriteFileResponse) String() string {
 func (*WriteFileResponse) ProtoMessage() {}
 
 func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_paddock_host_v1_host_proto_msgTypes[61]
+	mi := &file_paddock_host_v1_host_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4262,7 +4343,7 @@ func (x *WriteFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteFileResponse.ProtoReflect.Descriptor instead.
 func (*WriteFileResponse) Descriptor() ([]byte, []int) {
-	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{61}
+	return file_paddock_host_v1_host_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WriteFileResponse) GetWrittenBytes() int64 {
@@ -4579,14 +4660,13 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x04tail\x18\x02 \x01(\x05R\x04tail\x12\x16\n" +
 	"\x06follow\x18\x03 \x01(\bR\x06follow\"&\n" +
 	"\x10ReadLogsResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data\"\xda\x01\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"\xa1\x01\n" +
 	"\vExecRequest\x122\n" +
 	"\x05start\x18\x01 \x01(\v2\x1a.paddock.host.v1.ExecStartH\x00R\x05start\x12\x16\n" +
 	"\x05stdin\x18\x02 \x01(\fH\x00R\x05stdin\x12!\n" +
 	"\vclose_stdin\x18\x03 \x01(\bH\x00R\n" +
 	"closeStdin\x12\x18\n" +
-	"\x06signal\x18\x04 \x01(\x05H\x00R\x06signal\x127\n" +
-	"\x06resize\x18\x05 \x01(\v2\x1d.paddock.host.v1.TerminalSizeH\x00R\x06resizeB\t\n" +
+	"\x06signal\x18\x04 \x01(\x05H\x00R\x06signalB\t\n" +
 	"\amessage\"<\n" +
 	"\fTerminalSize\x12\x18\n" +
 	"\acolumns\x18\x01 \x01(\rR\acolumns\x12\x12\n" +
@@ -4623,7 +4703,13 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x12\x16\n" +
 	"\x06signal\x18\x03 \x01(\x05R\x06signal\"\x10\n" +
-	"\x0eSignalResponse\"X\n" +
+	"\x0eSignalResponse\"\x83\x01\n" +
+	"\x15ResizeTerminalRequest\x12\x1d\n" +
+	"\n" +
+	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
+	"\x03pid\x18\x02 \x01(\rR\x03pid\x129\n" +
+	"\bterminal\x18\x03 \x01(\v2\x1d.paddock.host.v1.TerminalSizeR\bterminal\"\x18\n" +
+	"\x16ResizeTerminalResponse\"X\n" +
 	"\x0fReadFileRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -4653,7 +4739,7 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x14SANDBOX_STATE_EXITED\x10\x05\x12\x19\n" +
 	"\x15SANDBOX_STATE_PAUSING\x10\x06\x12\x1a\n" +
 	"\x16SANDBOX_STATE_RESUMING\x10\a\x12\x1e\n" +
-	"\x1aSANDBOX_STATE_ROLLING_BACK\x10\b2\x9b\x0f\n" +
+	"\x1aSANDBOX_STATE_ROLLING_BACK\x10\b2\xfe\x0f\n" +
 	"\vHostService\x12a\n" +
 	"\x0eEnsureArtifact\x12&.paddock.host.v1.EnsureArtifactRequest\x1a'.paddock.host.v1.EnsureArtifactResponse\x12]\n" +
 	"\fReadArtifact\x12$.paddock.host.v1.ReadArtifactRequest\x1a%.paddock.host.v1.ReadArtifactResponse0\x01\x12a\n" +
@@ -4675,7 +4761,8 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"ExportRoot\x12\".paddock.host.v1.ExportRootRequest\x1a#.paddock.host.v1.ExportRootResponse0\x01\x12Q\n" +
 	"\bReadLogs\x12 .paddock.host.v1.ReadLogsRequest\x1a!.paddock.host.v1.ReadLogsResponse0\x01\x12G\n" +
 	"\x04Exec\x12\x1c.paddock.host.v1.ExecRequest\x1a\x1d.paddock.host.v1.ExecResponse(\x010\x01\x12I\n" +
-	"\x06Signal\x12\x1e.paddock.host.v1.SignalRequest\x1a\x1f.paddock.host.v1.SignalResponse\x12Q\n" +
+	"\x06Signal\x12\x1e.paddock.host.v1.SignalRequest\x1a\x1f.paddock.host.v1.SignalResponse\x12a\n" +
+	"\x0eResizeTerminal\x12&.paddock.host.v1.ResizeTerminalRequest\x1a'.paddock.host.v1.ResizeTerminalResponse\x12Q\n" +
 	"\bReadFile\x12 .paddock.host.v1.ReadFileRequest\x1a!.paddock.host.v1.ReadFileResponse0\x01\x12T\n" +
 	"\tWriteFile\x12!.paddock.host.v1.WriteFileRequest\x1a\".paddock.host.v1.WriteFileResponse(\x01B7Z5github.com/paddock-dev/paddock/internal/hostpb;hostpbb\x06proto3"
 
@@ -4692,7 +4779,7 @@ func file_paddock_host_v1_host_proto_rawDescGZIP() []byte {
 }
 
 var file_paddock_host_v1_host_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_paddock_host_v1_host_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_paddock_host_v1_host_proto_goTypes = []any{
 	(SandboxState)(0),               // 0: paddock.host.v1.SandboxState
 	(*ErrorDetail)(nil),             // 1: paddock.host.v1.ErrorDetail
@@ -4752,21 +4839,23 @@ var file_paddock_host_v1_host_proto_goTypes = []any{
 	(*ExecExited)(nil),              // 55: paddock.host.v1.ExecExited
 	(*SignalRequest)(nil),           // 56: paddock.host.v1.SignalRequest
 	(*SignalResponse)(nil),          // 57: paddock.host.v1.SignalResponse
-	(*ReadFileRequest)(nil),         // 58: paddock.host.v1.ReadFileRequest
-	(*ReadFileResponse)(nil),        // 59: paddock.host.v1.ReadFileResponse
-	(*WriteFileRequest)(nil),        // 60: paddock.host.v1.WriteFileRequest
-	(*WriteFileTarget)(nil),         // 61: paddock.host.v1.WriteFileTarget
-	(*WriteFileResponse)(nil),       // 62: paddock.host.v1.WriteFileResponse
-	nil,                             // 63: paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	nil,                             // 64: paddock.host.v1.CreateSandboxRequest.MetadataEntry
-	nil,                             // 65: paddock.host.v1.Sandbox.StepUsEntry
-	nil,                             // 66: paddock.host.v1.ExecStart.EnvsEntry
-	(*timestamppb.Timestamp)(nil),   // 67: google.protobuf.Timestamp
+	(*ResizeTerminalRequest)(nil),   // 58: paddock.host.v1.ResizeTerminalRequest
+	(*ResizeTerminalResponse)(nil),  // 59: paddock.host.v1.ResizeTerminalResponse
+	(*ReadFileRequest)(nil),         // 60: paddock.host.v1.ReadFileRequest
+	(*ReadFileResponse)(nil),        // 61: paddock.host.v1.ReadFileResponse
+	(*WriteFileRequest)(nil),        // 62: paddock.host.v1.WriteFileRequest
+	(*WriteFileTarget)(nil),         // 63: paddock.host.v1.WriteFileTarget
+	(*WriteFileResponse)(nil),       // 64: paddock.host.v1.WriteFileResponse
+	nil,                             // 65: paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	nil,                             // 66: paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	nil,                             // 67: paddock.host.v1.Sandbox.StepUsEntry
+	nil,                             // 68: paddock.host.v1.ExecStart.EnvsEntry
+	(*timestamppb.Timestamp)(nil),   // 69: google.protobuf.Timestamp
 }
 var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	2,  // 0: paddock.host.v1.CreateSandboxRequest.resources:type_name -> paddock.host.v1.Resources
-	63, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
-	64, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
+	65, // 1: paddock.host.v1.CreateSandboxRequest.envs:type_name -> paddock.host.v1.CreateSandboxRequest.EnvsEntry
+	66, // 2: paddock.host.v1.CreateSandboxRequest.metadata:type_name -> paddock.host.v1.CreateSandboxRequest.MetadataEntry
 	12, // 3: paddock.host.v1.CreateSandboxRequest.egress:type_name -> paddock.host.v1.Egress
 	13, // 4: paddock.host.v1.CreateSandboxRequest.resolver:type_name -> paddock.host.v1.Resolver
 	14, // 5: paddock.host.v1.CreateSandboxRequest.probe:type_name -> paddock.host.v1.Probe
@@ -4785,10 +4874,10 @@ var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	27, // 18: paddock.host.v1.ListSandboxesResponse.sandboxes:type_name -> paddock.host.v1.Sandbox
 	0,  // 19: paddock.host.v1.Sandbox.state:type_name -> paddock.host.v1.SandboxState
 	2,  // 20: paddock.host.v1.Sandbox.resources:type_name -> paddock.host.v1.Resources
-	67, // 21: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
-	65, // 22: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
+	69, // 21: paddock.host.v1.Sandbox.created_at:type_name -> google.protobuf.Timestamp
+	67, // 22: paddock.host.v1.Sandbox.step_us:type_name -> paddock.host.v1.Sandbox.StepUsEntry
 	30, // 23: paddock.host.v1.StatSandboxesResponse.sandboxes:type_name -> paddock.host.v1.SandboxStats
-	67, // 24: paddock.host.v1.SandboxStats.at:type_name -> google.protobuf.Timestamp
+	69, // 24: paddock.host.v1.SandboxStats.at:type_name -> google.protobuf.Timestamp
 	27, // 25: paddock.host.v1.PauseSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
 	20, // 26: paddock.host.v1.PauseSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
 	27, // 27: paddock.host.v1.ResumeSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
@@ -4797,19 +4886,19 @@ var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	27, // 30: paddock.host.v1.UpdateSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
 	39, // 31: paddock.host.v1.CreateSnapshotResponse.snapshot:type_name -> paddock.host.v1.Snapshot
 	20, // 32: paddock.host.v1.CreateSnapshotResponse.truth:type_name -> paddock.host.v1.HostTruth
-	67, // 33: paddock.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
+	69, // 33: paddock.host.v1.Snapshot.created_at:type_name -> google.protobuf.Timestamp
 	2,  // 34: paddock.host.v1.Snapshot.resources:type_name -> paddock.host.v1.Resources
 	20, // 35: paddock.host.v1.DeleteSnapshotResponse.truth:type_name -> paddock.host.v1.HostTruth
 	39, // 36: paddock.host.v1.ListSnapshotsResponse.snapshots:type_name -> paddock.host.v1.Snapshot
 	27, // 37: paddock.host.v1.RollbackSandboxResponse.sandbox:type_name -> paddock.host.v1.Sandbox
 	20, // 38: paddock.host.v1.RollbackSandboxResponse.truth:type_name -> paddock.host.v1.HostTruth
 	52, // 39: paddock.host.v1.ExecRequest.start:type_name -> paddock.host.v1.ExecStart
-	51, // 40: paddock.host.v1.ExecRequest.resize:type_name -> paddock.host.v1.TerminalSize
-	66, // 41: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
-	51, // 42: paddock.host.v1.ExecStart.terminal:type_name -> paddock.host.v1.TerminalSize
-	54, // 43: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
-	55, // 44: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
-	61, // 45: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
+	68, // 40: paddock.host.v1.ExecStart.envs:type_name -> paddock.host.v1.ExecStart.EnvsEntry
+	51, // 41: paddock.host.v1.ExecStart.terminal:type_name -> paddock.host.v1.TerminalSize
+	54, // 42: paddock.host.v1.ExecResponse.started:type_name -> paddock.host.v1.ExecStarted
+	55, // 43: paddock.host.v1.ExecResponse.exited:type_name -> paddock.host.v1.ExecExited
+	51, // 44: paddock.host.v1.ResizeTerminalRequest.terminal:type_name -> paddock.host.v1.TerminalSize
+	63, // 45: paddock.host.v1.WriteFileRequest.target:type_name -> paddock.host.v1.WriteFileTarget
 	3,  // 46: paddock.host.v1.HostService.EnsureArtifact:input_type -> paddock.host.v1.EnsureArtifactRequest
 	5,  // 47: paddock.host.v1.HostService.ReadArtifact:input_type -> paddock.host.v1.ReadArtifactRequest
 	7,  // 48: paddock.host.v1.HostService.RemoveArtifact:input_type -> paddock.host.v1.RemoveArtifactRequest
@@ -4829,31 +4918,33 @@ var file_paddock_host_v1_host_proto_depIdxs = []int32{
 	48, // 62: paddock.host.v1.HostService.ReadLogs:input_type -> paddock.host.v1.ReadLogsRequest
 	50, // 63: paddock.host.v1.HostService.Exec:input_type -> paddock.host.v1.ExecRequest
 	56, // 64: paddock.host.v1.HostService.Signal:input_type -> paddock.host.v1.SignalRequest
-	58, // 65: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
-	60, // 66: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
-	4,  // 67: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
-	6,  // 68: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
-	8,  // 69: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
-	19, // 70: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
-	22, // 71: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
-	24, // 72: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
-	26, // 73: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
-	29, // 74: paddock.host.v1.HostService.StatSandboxes:output_type -> paddock.host.v1.StatSandboxesResponse
-	32, // 75: paddock.host.v1.HostService.PauseSandbox:output_type -> paddock.host.v1.PauseSandboxResponse
-	34, // 76: paddock.host.v1.HostService.ResumeSandbox:output_type -> paddock.host.v1.ResumeSandboxResponse
-	36, // 77: paddock.host.v1.HostService.UpdateSandbox:output_type -> paddock.host.v1.UpdateSandboxResponse
-	38, // 78: paddock.host.v1.HostService.CreateSnapshot:output_type -> paddock.host.v1.CreateSnapshotResponse
-	41, // 79: paddock.host.v1.HostService.DeleteSnapshot:output_type -> paddock.host.v1.DeleteSnapshotResponse
-	43, // 80: paddock.host.v1.HostService.ListSnapshots:output_type -> paddock.host.v1.ListSnapshotsResponse
-	45, // 81: paddock.host.v1.HostService.RollbackSandbox:output_type -> paddock.host.v1.RollbackSandboxResponse
-	47, // 82: paddock.host.v1.HostService.ExportRoot:output_type -> paddock.host.v1.ExportRootResponse
-	49, // 83: paddock.host.v1.HostService.ReadLogs:output_type -> paddock.host.v1.ReadLogsResponse
-	53, // 84: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
-	57, // 85: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
-	59, // 86: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
-	62, // 87: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
-	67, // [67:88] is the sub-list for method output_type
-	46, // [46:67] is the sub-list for method input_type
+	58, // 65: paddock.host.v1.HostService.ResizeTerminal:input_type -> paddock.host.v1.ResizeTerminalRequest
+	60, // 66: paddock.host.v1.HostService.ReadFile:input_type -> paddock.host.v1.ReadFileRequest
+	62, // 67: paddock.host.v1.HostService.WriteFile:input_type -> paddock.host.v1.WriteFileRequest
+	4,  // 68: paddock.host.v1.HostService.EnsureArtifact:output_type -> paddock.host.v1.EnsureArtifactResponse
+	6,  // 69: paddock.host.v1.HostService.ReadArtifact:output_type -> paddock.host.v1.ReadArtifactResponse
+	8,  // 70: paddock.host.v1.HostService.RemoveArtifact:output_type -> paddock.host.v1.RemoveArtifactResponse
+	19, // 71: paddock.host.v1.HostService.CreateSandbox:output_type -> paddock.host.v1.CreateSandboxResponse
+	22, // 72: paddock.host.v1.HostService.DeleteSandbox:output_type -> paddock.host.v1.DeleteSandboxResponse
+	24, // 73: paddock.host.v1.HostService.GetSandbox:output_type -> paddock.host.v1.GetSandboxResponse
+	26, // 74: paddock.host.v1.HostService.ListSandboxes:output_type -> paddock.host.v1.ListSandboxesResponse
+	29, // 75: paddock.host.v1.HostService.StatSandboxes:output_type -> paddock.host.v1.StatSandboxesResponse
+	32, // 76: paddock.host.v1.HostService.PauseSandbox:output_type -> paddock.host.v1.PauseSandboxResponse
+	34, // 77: paddock.host.v1.HostService.ResumeSandbox:output_type -> paddock.host.v1.ResumeSandboxResponse
+	36, // 78: paddock.host.v1.HostService.UpdateSandbox:output_type -> paddock.host.v1.UpdateSandboxResponse
+	38, // 79: paddock.host.v1.HostService.CreateSnapshot:output_type -> paddock.host.v1.CreateSnapshotResponse
+	41, // 80: paddock.host.v1.HostService.DeleteSnapshot:output_type -> paddock.host.v1.DeleteSnapshotResponse
+	43, // 81: paddock.host.v1.HostService.ListSnapshots:output_type -> paddock.host.v1.ListSnapshotsResponse
+	45, // 82: paddock.host.v1.HostService.RollbackSandbox:output_type -> paddock.host.v1.RollbackSandboxResponse
+	47, // 83: paddock.host.v1.HostService.ExportRoot:output_type -> paddock.host.v1.ExportRootResponse
+	49, // 84: paddock.host.v1.HostService.ReadLogs:output_type -> paddock.host.v1.ReadLogsResponse
+	53, // 85: paddock.host.v1.HostService.Exec:output_type -> paddock.host.v1.ExecResponse
+	57, // 86: paddock.host.v1.HostService.Signal:output_type -> paddock.host.v1.SignalResponse
+	59, // 87: paddock.host.v1.HostService.ResizeTerminal:output_type -> paddock.host.v1.ResizeTerminalResponse
+	61, // 88: paddock.host.v1.HostService.ReadFile:output_type -> paddock.host.v1.ReadFileResponse
+	64, // 89: paddock.host.v1.HostService.WriteFile:output_type -> paddock.host.v1.WriteFileResponse
+	68, // [68:90] is the sub-list for method output_type
+	46, // [46:68] is the sub-list for method input_type
 	46, // [46:46] is the sub-list for extension type_name
 	46, // [46:46] is the sub-list for extension extendee
 	0,  // [0:46] is the sub-list for field type_name
@@ -4874,7 +4965,6 @@ func file_paddock_host_v1_host_proto_init() {
 		(*ExecRequest_Stdin)(nil),
 		(*ExecRequest_CloseStdin)(nil),
 		(*ExecRequest_Signal)(nil),
-		(*ExecRequest_Resize)(nil),
 	}
 	file_paddock_host_v1_host_proto_msgTypes[52].OneofWrappers = []any{
 		(*ExecResponse_Started)(nil),
@@ -4882,7 +4972,7 @@ func file_paddock_host_v1_host_proto_init() {
 		(*ExecResponse_Stderr)(nil),
 		(*ExecResponse_Exited)(nil),
 	}
-	file_paddock_host_v1_host_proto_msgTypes[59].OneofWrappers = []any{
+	file_paddock_host_v1_host_proto_msgTypes[61].OneofWrappers = []any{
 		(*WriteFileRequest_Target)(nil),
 		(*WriteFileRequest_Data)(nil),
 	}
@@ -4892,7 +4982,7 @@ func file_paddock_host_v1_host_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_paddock_host_v1_host_proto_rawDesc), len(file_paddock_host_v1_host_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   66,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,7 @@ const (
 	HostService_ReadLogs_FullMethodName        = "/paddock.host.v1.HostService/ReadLogs"
 	HostService_Exec_FullMethodName            = "/paddock.host.v1.HostService/Exec"
 	HostService_Signal_FullMethodName          = "/paddock.host.v1.HostService/Signal"
+	HostService_ResizeTerminal_FullMethodName  = "/paddock.host.v1.HostService/ResizeTerminal"
 	HostService_ReadFile_FullMethodName        = "/paddock.host.v1.HostService/ReadFile"
 	HostService_WriteFile_FullMethodName       = "/paddock.host.v1.HostService/WriteFile"
 )
@@ -112,6 +113,9 @@ type HostServiceClient interface {
 	// started. It passes by input that the process has not read. A process that
 	// has ended is NOT_FOUND.
 	Signal(ctx context.Context, in *SignalRequest, opts ...grpc.CallOption) (*SignalResponse, error)
+	// ResizeTerminal changes the size of a process's terminal. It passes by input
+	// that the process has not read.
+	ResizeTerminal(ctx context.Context, in *ResizeTerminalRequest, opts ...grpc.CallOption) (*ResizeTerminalResponse, error)
 	// ReadFile streams one file out of a sandbox.
 	ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error)
 	// WriteFile streams one file into a sandbox. The first message is target.
@@ -346,6 +350,16 @@ func (c *hostServiceClient) Signal(ctx context.Context, in *SignalRequest, opts 
 	return out, nil
 }
 
+func (c *hostServiceClient) ResizeTerminal(ctx context.Context, in *ResizeTerminalRequest, opts ...grpc.CallOption) (*ResizeTerminalResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResizeTerminalResponse)
+	err := c.cc.Invoke(ctx, HostService_ResizeTerminal_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *hostServiceClient) ReadFile(ctx context.Context, in *ReadFileRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ReadFileResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &HostService_ServiceDesc.Streams[4], HostService_ReadFile_FullMethodName, cOpts...)
@@ -446,6 +460,9 @@ type HostServiceServer interface {
 	// started. It passes by input that the process has not read. A process that
 	// has ended is NOT_FOUND.
 	Signal(context.Context, *SignalRequest) (*SignalResponse, error)
+	// ResizeTerminal changes the size of a process's terminal. It passes by input
+	// that the process has not read.
+	ResizeTerminal(context.Context, *ResizeTerminalRequest) (*ResizeTerminalResponse, error)
 	// ReadFile streams one file out of a sandbox.
 	ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[ReadFileResponse]) error
 	// WriteFile streams one file into a sandbox. The first message is target.
@@ -516,6 +533,9 @@ func (UnimplementedHostServiceServer) Exec(grpc.BidiStreamingServer[ExecRequest,
 }
 func (UnimplementedHostServiceServer) Signal(context.Context, *SignalRequest) (*SignalResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Signal not implemented")
+}
+func (UnimplementedHostServiceServer) ResizeTerminal(context.Context, *ResizeTerminalRequest) (*ResizeTerminalResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResizeTerminal not implemented")
 }
 func (UnimplementedHostServiceServer) ReadFile(*ReadFileRequest, grpc.ServerStreamingServer[ReadFileResponse]) error {
 	return status.Error(codes.Unimplemented, "method ReadFile not implemented")
@@ -854,6 +874,24 @@ func _HostService_Signal_Handler(srv interface{}, ctx context.Context, dec func(
 	return interceptor(ctx, in, info, handler)
 }
 
+func _HostService_ResizeTerminal_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResizeTerminalRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(HostServiceServer).ResizeTerminal(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: HostService_ResizeTerminal_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(HostServiceServer).ResizeTerminal(ctx, req.(*ResizeTerminalRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _HostService_ReadFile_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(ReadFileRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -938,6 +976,10 @@ var HostService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Signal",
 			Handler:    _HostService_Signal_Handler,
+		},
+		{
+			MethodName: "ResizeTerminal",
+			Handler:    _HostService_ResizeTerminal_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

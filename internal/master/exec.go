@@ -94,6 +94,9 @@ func readExec(r *http.Request) (c command, err error) {
 	if len(c.Stdin) > 0 {
 		return c, fault.New(fault.InvalidInput, "stdin comes after the first line, not in it")
 	}
+	if c.Detach {
+		return c, fault.New(fault.InvalidInput, "detach: a command that nobody waits for has no input")
+	}
 	c.input, c.live = body, true
 	return c, nil
 }
@@ -120,8 +123,26 @@ func checkExec(r cubeapi.ExecRequest) error {
 		return fault.New(fault.InvalidInput, "command is missing")
 	case r.TimeoutMS < 0 || r.TimeoutMS > maxExec.Milliseconds():
 		return fault.New(fault.InvalidInput, "timeout_ms %d: 0 to %d", r.TimeoutMS, maxExec.Milliseconds())
+	case r.Detach && (len(r.Stdin) > 0 || r.Terminal != nil):
+		return fault.New(fault.InvalidInput, "detach: a command that nobody waits for has no stdin and no terminal")
+	}
+	return checkTerminal(r.Terminal)
+}
+
+const terminalMax = 10_000 // columns or rows
+
+func checkTerminal(t *cubeapi.TerminalSize) error {
+	if t != nil && (t.Columns == 0 || t.Rows == 0 || t.Columns > terminalMax || t.Rows > terminalMax) {
+		return fault.New(fault.InvalidInput, "terminal of %d columns and %d rows: each is 1 to %d", t.Columns, t.Rows, terminalMax)
 	}
 	return nil
+}
+
+func terminalOut(t *cubeapi.TerminalSize) *hostpb.TerminalSize {
+	if t == nil {
+		return nil
+	}
+	return &hostpb.TerminalSize{Columns: t.Columns, Rows: t.Rows}
 }
 
 // exec runs a command. An error means that nothing was sent to w yet.
@@ -159,6 +180,9 @@ func (m *Master) exec(ctx context.Context, w http.ResponseWriter, c command) err
 			return nil // the caller went away, or it is over
 		}
 		if e, err = stream.Recv(); err != nil {
+			if c.Detach && errors.Is(err, io.EOF) {
+				return nil // it runs, and no more is to be said
+			}
 			d := fault.DetailOf(execFault(ctx, err, id))
 			_ = lines.Encode(cubeapi.ExecEvent{Error: &d}) // a caller that went away reads no more
 			_ = flush.Flush()                              // nor does it then
@@ -196,7 +220,7 @@ func execFault(ctx context.Context, err error, id host.ID) error {
 // before it has read all. It reports whether the input came to its end. Another
 // failure here shows in the answers; the stream's context ends it.
 func feed(stream hostpb.HostService_ExecClient, c command) (whole bool) {
-	start := &hostpb.ExecStart{SandboxId: c.SandboxID, Command: c.Command, Envs: c.Envs, Cwd: c.Cwd, User: c.User, Stdin: c.input != nil}
+	start := &hostpb.ExecStart{SandboxId: c.SandboxID, Command: c.Command, Envs: c.Envs, Cwd: c.Cwd, User: c.User, Stdin: c.input != nil, Terminal: terminalOut(c.Terminal), Detach: c.Detach}
 	sent := stream.Send(&hostpb.ExecRequest{Message: &hostpb.ExecRequest_Start{Start: start}}) == nil
 	if c.input != nil {
 		buffer := make([]byte, chunk)
@@ -242,6 +266,30 @@ func (m *Master) signal(ctx context.Context, req cubeapi.ExecSignalRequest) erro
 	ctx, cancel := context.WithTimeout(ctx, signalTime)
 	defer cancel()
 	_, err = client.Signal(ctx, &hostpb.SignalRequest{SandboxId: req.SandboxID, Pid: req.PID, Signal: int32(req.Signal)}) //nolint:gosec // it was checked
+	return hostFault(ctx, err, id)
+}
+
+// serveResize changes the size of the terminal of a process that exec started.
+func (m *Master) serveResize(w http.ResponseWriter, r *http.Request) {
+	var req cubeapi.ExecResizeRequest
+	err := serve.ReadJSON(r, maxBody, &req)
+	if err == nil {
+		err = checkTerminal(&req.Terminal)
+	}
+	if err == nil {
+		err = m.resize(r.Context(), req)
+	}
+	m.answer(w, r, req.RequestID, err)
+}
+
+func (m *Master) resize(ctx context.Context, req cubeapi.ExecResizeRequest) error {
+	client, id, err := m.reach(ctx, req.SandboxID)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, signalTime)
+	defer cancel()
+	_, err = client.ResizeTerminal(ctx, &hostpb.ResizeTerminalRequest{SandboxId: req.SandboxID, Pid: req.PID, Terminal: terminalOut(&req.Terminal)})
 	return hostFault(ctx, err, id)
 }
 

@@ -47,6 +47,7 @@ var contract = []string{
 	"GET /openapi.yaml open",
 	"POST /cube/sandbox apiKey",
 	"POST /cube/sandbox/exec apiKey",
+	"POST /cube/sandbox/exec/resize apiKey",
 	"POST /cube/sandbox/exec/signal apiKey",
 	"POST /cube/sandbox/batch apiKey",
 	"POST /cube/sandbox/preview apiKey",

@@ -44,6 +44,8 @@ func run(what, first, second string) error {
 	case "copy":
 		_, err := io.Copy(os.Stdout, os.Stdin)
 		return err
+	case "terminal":
+		return terminal()
 	case "list":
 		entries, err := os.ReadDir(first)
 		for _, e := range entries {
