@@ -57,7 +57,7 @@ func (c *Cubelet) remove(s *instance) {
 		if err := c.release(ctx, s); err != nil {
 			return err
 		}
-		return c.journal.remove(s.id)
+		return c.journal.remove(s.box.ID)
 	})
 	if !ok {
 		return
@@ -99,12 +99,12 @@ func (c *Cubelet) release(ctx context.Context, s *instance) error {
 	if err := s.group.Destroy(ctx); err != nil {
 		return err
 	}
-	if err := c.driver.Delete(ctx, s.id); err != nil {
+	if err := c.driver.Delete(ctx, s.box.ID); err != nil {
 		return err
 	}
 	var parts errgroup.Group
 	parts.Go(func() error { return c.dropNetwork(s) })
-	parts.Go(func() error { return os.RemoveAll(filepath.Join(c.journal.path(s.id), "runtime")) })
+	parts.Go(func() error { return os.RemoveAll(filepath.Join(c.journal.path(s.box.ID), "runtime")) })
 	var err error
 	if s.mounted {
 		if err = c.mounts.Release(s.entry.ArtifactID); err == nil {

@@ -71,7 +71,7 @@ var (
 
 func (c *Cubelet) newInstance(e entry) *instance {
 	s := &instance{
-		id: e.ID, entry: e, group: c.cgroups.Group(e.ID), guest: newGuestClient(e.Network.IP, e.AccessToken),
+		id: e.ID, entry: e, group: c.cgroups.Group(e.box()), guest: newGuestClient(e.Network.IP, e.AccessToken),
 		state: starting, steps: map[string]time.Duration{}, charged: true,
 		made: make(chan struct{}), gone: make(chan struct{}), abort: func(error) {},
 	}
@@ -82,9 +82,9 @@ func (c *Cubelet) newInstance(e entry) *instance {
 
 // boxOf says what the runtime shall run for e.
 func (c *Cubelet) boxOf(e entry, group *cgroup.Group) runtime.Sandbox {
-	dir := c.journal.path(e.ID)
+	dir := c.journal.path(e.box())
 	return runtime.Sandbox{
-		ID: e.ID, Dir: filepath.Join(dir, "runtime"), NetNS: e.Network.Path(), WritableBytes: e.Writable, Hostname: e.Hostname,
+		ID: e.box(), Dir: filepath.Join(dir, "runtime"), NetNS: e.Network.Path(), WritableBytes: e.Writable, Hostname: e.Hostname,
 		Args: []string{guestPath}, Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		Log: filepath.Join(dir, "log"), Files: files(e), Join: group.Command, OpenFiles: e.OpenFiles,
 	}

@@ -1,6 +1,7 @@
 package cubelet
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
@@ -18,6 +19,7 @@ import (
 // is made, so that a restarted cubelet finds all of it.
 type entry struct {
 	ID         string            `json:"id"`
+	Box        string            `json:"box,omitempty"` // see box
 	TemplateID string            `json:"template_id"`
 	ArtifactID string            `json:"artifact_id"`
 	Resources  host.Resources    `json:"resources"`
@@ -53,16 +55,21 @@ type entry struct {
 	Released bool `json:"released,omitempty"`
 }
 
+// box is the name under which the runtime, the cgroups and the directory of the
+// sandbox go. One that was started ahead keeps the name that it was started
+// under: the entry says whose it is by now.
+func (e entry) box() string { return cmp.Or(e.Box, e.ID) }
+
 const journalFile = "journal.json"
 
-// journal is a directory with one directory per sandbox.
+// journal is a directory with one directory per box.
 type journal struct{ dir string }
 
-func (j journal) path(id string) string { return filepath.Join(j.dir, id) }
+func (j journal) path(box string) string { return filepath.Join(j.dir, box) }
 
 // put writes e so that it is there after a crash.
 func (j journal) put(e entry) error {
-	dir := j.path(e.ID)
+	dir := j.path(e.box())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -86,7 +93,7 @@ func (j journal) list() (whole []entry, torn []string, err error) {
 		if err == nil {
 			err = json.Unmarshal(b, &e)
 		}
-		if err != nil || e.ID != n.Name() {
+		if err != nil || e.box() != n.Name() {
 			torn = append(torn, n.Name())
 			continue
 		}
@@ -95,10 +102,10 @@ func (j journal) list() (whole []entry, torn []string, err error) {
 	return whole, torn, nil
 }
 
-// remove forgets a sandbox with all its files, the journal's last: what is
+// remove forgets a box with all its files, the journal's last: what is
 // left of a removal that broke off is still found.
-func (j journal) remove(id string) error {
-	names, err := os.ReadDir(j.path(id))
+func (j journal) remove(box string) error {
+	names, err := os.ReadDir(j.path(box))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -106,9 +113,9 @@ func (j journal) remove(id string) error {
 		if n.Name() == journalFile {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(j.path(id), n.Name())); err != nil {
+		if err := os.RemoveAll(filepath.Join(j.path(box), n.Name())); err != nil {
 			return err
 		}
 	}
-	return os.RemoveAll(j.path(id))
+	return os.RemoveAll(j.path(box))
 }

@@ -140,15 +140,15 @@ func (c *Cubelet) sweep(ctx context.Context) error {
 	return nil
 }
 
-// kept returns whose things must stay: those of sandboxes that run, and of
+// kept returns the boxes whose things must stay: those of sandboxes that run, and of
 // those that somebody is removing already.
 func (c *Cubelet) kept() (ids map[string]bool, nets []network.Network) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ids = map[string]bool{}
-	for id, s := range c.live {
+	for _, s := range c.live {
 		if s.charged {
-			ids[id] = true
+			ids[s.box.ID] = true
 			nets = append(nets, s.entry.Network)
 		}
 	}
