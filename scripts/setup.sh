@@ -13,7 +13,7 @@ have=$(GOTOOLCHAIN=local go env GOVERSION)
 
 packages=(ca-certificates iproute2 nftables mmdebstrap docker-registry)
 [ "$level" = run ] || packages+=(e2fsprogs gcc libc6-dev mariadb-server redis-server busybox-static skopeo umoci zstd)
-[ "$level" != bench ] || command -v npm >/dev/null || packages+=(npm)
+[ "$level" = run ] || command -v npm >/dev/null || packages+=(nodejs npm)
 missing=()
 for p in "${packages[@]}"; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
@@ -41,6 +41,19 @@ tool() {
 
 tool tools/runsc gvisor.dev/gvisor/runsc "$ROOT/bin/runsc"
 [ "$level" = run ] || tool tools github.com/versity/versitygw/cmd/versitygw "$TOOLS/bin/versitygw"
+
+# modules DIR NAME: what its package-lock.json names, once for each lock.
+modules() {
+	local from=$ROOT/$1 to=$TOOLS/$2
+	cmp -s "$from/package-lock.json" "$to/installed" && return
+	rm -rf "$to"
+	mkdir -p "$to"
+	cp "$from/package.json" "$from/package-lock.json" "$to/"
+	quiet "modules $2" npm ci --prefix "$to" --no-audit --no-fund --ignore-scripts
+	cp "$from/package-lock.json" "$to/installed"
+}
+
+[ "$level" = run ] || modules test/e2b e2b
 if [ "$level" = check ]; then
 	tool tools github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$TOOLS/bin/golangci-lint"
 	tool tools honnef.co/go/tools/cmd/staticcheck "$TOOLS/bin/staticcheck"

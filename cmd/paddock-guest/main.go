@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/paddock-dev/paddock/internal/guest"
 )
 
@@ -35,6 +37,7 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 	port := flags.Int("port", guest.Port, "port of the API")
 	user := flags.String("user", "", "who runs what names no user; name, uid, or either with :group (default root)")
 	workdir := flags.String("workdir", "", "where processes start (default the user's home)")
+	ownClock := flags.Bool("own-clock", false, "the machine's clock is this sandbox's alone: set it when /init tells the time")
 	version := flags.Bool("version", false, "print the envd version that this guest speaks, and exit")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -43,9 +46,16 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 		_, err := fmt.Println(guest.Version)
 		return err
 	}
-	g, err := guest.New(guest.Deps{
-		Log: log, DefaultUser: *user, DefaultWorkdir: *workdir, Environ: guest.Environ(), Init: os.Getpid() == 1,
-	})
+	// What this process holds in memory is for no process of the sandbox, not
+	// even for those of its user.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("hide the guest's memory: %w", err)
+	}
+	deps := guest.Deps{Log: log, DefaultUser: *user, DefaultWorkdir: *workdir, Environ: guest.Environ(), Init: os.Getpid() == 1}
+	if *ownClock {
+		deps.SetClock = setClock
+	}
+	g, err := guest.New(deps)
 	if err != nil {
 		return err
 	}
@@ -76,4 +86,9 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 		err = errors.Join(err, failed)
 	}
 	return errors.Join(err, closed)
+}
+
+func setClock(now time.Time) error {
+	at := unix.NsecToTimespec(now.UnixNano())
+	return unix.ClockSettime(unix.CLOCK_REALTIME, &at)
 }

@@ -109,7 +109,7 @@ func same(a, b entry) bool {
 	return a.TemplateID == b.TemplateID && a.ArtifactID == b.ArtifactID && a.Resources == b.Resources && a.Writable == b.Writable &&
 		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) && reflect.DeepEqual(a.Probe, b.Probe) &&
 		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata) &&
-		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles
+		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles && a.AccessToken == b.AccessToken
 }
 
 // spawn begins the create. It lives on its own context, since several callers
@@ -245,7 +245,7 @@ func (c *Cubelet) connect(ctx context.Context, s *instance) error {
 		}
 		s.guest.close()
 		c.mu.Lock()
-		s.guest = newGuestClient(next.IP)
+		s.guest = newGuestClient(next.IP, s.entry.AccessToken)
 		c.mu.Unlock()
 		s.box.Files, s.box.NetNS = files(s.entry), next.Path()
 	}
@@ -319,7 +319,7 @@ func (c *Cubelet) prepare(ctx context.Context, s *instance) error {
 	if err := s.group.LimitCPU(s.entry.Resources.MilliCPU); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "cpu limit of sandbox %s", s.id)
 	}
-	if err := s.guest.init(ctx, settings{EnvVars: s.entry.Envs, DefaultUser: s.entry.User, DefaultWorkdir: s.entry.WorkingDir}); err != nil {
+	if err := s.guest.init(ctx, settings{EnvVars: s.entry.Envs, AccessToken: s.entry.AccessToken, DefaultUser: s.entry.User, DefaultWorkdir: s.entry.WorkingDir}); err != nil {
 		return err
 	}
 	if len(s.entry.Command) == 0 || s.entry.Probe != nil { // else serveWell starts it

@@ -34,7 +34,7 @@ func Control(ctx context.Context, port int, master, templateCentre string) (port
 // Guest speaks to the guest at an address.
 type Guest struct{ c *guestClient }
 
-func NewGuest(base string) Guest { return Guest{clientAt(base)} }
+func NewGuest(base string) Guest { return Guest{clientAt(base, "")} }
 
 func (g Guest) Ready(ctx context.Context) error { return g.c.health(ctx, longestPatience) }
 func (g Guest) Init(ctx context.Context) error  { return g.c.init(ctx, settings{}) }

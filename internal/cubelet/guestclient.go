@@ -22,9 +22,10 @@ import (
 )
 
 const (
-	guestPort  = 49983
-	headerCode = "X-Paddock-Code" // set by the guest beside a refusal
-	dialTime   = 2 * time.Second
+	guestPort   = 49983
+	headerCode  = "X-Paddock-Code" // set by the guest beside a refusal
+	headerToken = "X-Access-Token"
+	dialTime    = 2 * time.Second
 
 	// A guest may be a user's own: what it says is bounded.
 	messageMax = 4 << 20 // bytes of one message; the largest are chunks of output, and the way on takes no more
@@ -36,16 +37,17 @@ const (
 
 // guestClient speaks to the guest of one sandbox.
 type guestClient struct {
-	base string
-	http *http.Client
-	rpc  envdpb.ProcessClient
+	base  string
+	token string // what the guest asks of callers; empty: nothing
+	http  *http.Client
+	rpc   envdpb.ProcessClient
 }
 
-func newGuestClient(ip string) *guestClient {
-	return clientAt("http://" + net.JoinHostPort(ip, strconv.Itoa(guestPort)))
+func newGuestClient(ip, token string) *guestClient {
+	return clientAt("http://"+net.JoinHostPort(ip, strconv.Itoa(guestPort)), token)
 }
 
-func clientAt(base string) *guestClient {
+func clientAt(base, token string) *guestClient {
 	client := &http.Client{
 		Transport: &http.Transport{
 			DialContext:         (&net.Dialer{Timeout: dialTime}).DialContext,
@@ -58,7 +60,38 @@ func clientAt(base string) *guestClient {
 		// No redirect: a guest must not have its host ask others.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-	return &guestClient{base: base, http: client, rpc: envdpb.NewProcessClient(client, base, connect.WithReadMaxBytes(messageMax))}
+	return &guestClient{
+		base: base, token: token, http: client,
+		rpc: envdpb.NewProcessClient(client, base, connect.WithReadMaxBytes(messageMax), connect.WithInterceptors(shows(token))),
+	}
+}
+
+// shows puts the token on every call.
+type shows string
+
+func (t shows) put(h http.Header) {
+	if t != "" {
+		h.Set(headerToken, string(t))
+	}
+}
+
+func (t shows) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
+		t.put(r.Header())
+		return next(ctx, r)
+	}
+}
+
+func (t shows) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, s connect.Spec) connect.StreamingClientConn {
+		c := next(ctx, s)
+		t.put(c.RequestHeader())
+		return c
+	}
+}
+
+func (t shows) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
 
 func (g *guestClient) close() { g.http.CloseIdleConnections() }
@@ -103,6 +136,7 @@ func (g *guestClient) health(ctx context.Context, patience time.Duration) error 
 // settings are what a guest is told once, at the sandbox's start.
 type settings struct {
 	EnvVars        map[string]string `json:"envVars"`
+	AccessToken    string            `json:"accessToken,omitempty"`
 	DefaultUser    string            `json:"defaultUser,omitempty"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
 }
@@ -159,6 +193,7 @@ func (g *guestClient) do(ctx context.Context, method, path string, body io.Reade
 	if err != nil {
 		return nil, fault.Wrap(fault.InvalidInput, err, "request to the guest")
 	}
+	shows(g.token).put(r.Header)
 	if kind != "" {
 		r.Header.Set("Content-Type", kind)
 	}

@@ -71,7 +71,7 @@ var (
 
 func (c *Cubelet) newInstance(e entry) *instance {
 	s := &instance{
-		id: e.ID, entry: e, group: c.cgroups.Group(e.ID), guest: newGuestClient(e.Network.IP),
+		id: e.ID, entry: e, group: c.cgroups.Group(e.ID), guest: newGuestClient(e.Network.IP, e.AccessToken),
 		state: starting, steps: map[string]time.Duration{}, charged: true,
 		made: make(chan struct{}), gone: make(chan struct{}), abort: func(error) {},
 	}

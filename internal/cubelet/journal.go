@@ -34,6 +34,9 @@ type entry struct {
 	Egress     *network.Policy   `json:"egress,omitempty"` // nil: nothing
 	Resolver   *resolver         `json:"resolver,omitempty"`
 	OpenFiles  uint64            `json:"open_files,omitempty"` // 0: as the runtime has it
+	// AccessToken is what the guest asks of callers; empty: nothing. A restarted
+	// cubelet is one of them.
+	AccessToken string `json:"access_token,omitempty"`
 
 	// Kernel is set once the sandbox is usable: without it, the sandbox was
 	// never whole.

@@ -85,7 +85,7 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 		Resources: host.Resources{MilliCPU: res.GetMilliCpu(), MemBytes: res.GetMemBytes(), DiskBytes: res.GetDiskBytes(), Slots: 1},
 		Probe:     probe,
 		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
-		Egress: egress, Resolver: resolve, OpenFiles: r.GetOpenFiles(),
+		Egress: egress, Resolver: resolve, OpenFiles: r.GetOpenFiles(), AccessToken: r.GetAccessToken(),
 	})
 	if err != nil {
 		return nil, serve.GRPCError(err)

@@ -114,6 +114,7 @@ var (
 	CommandNotFound  = code("command_not_found", NotFound, 0, "the sandbox has no such program", "check the name; programs are looked up in the PATH of the image")
 	FileNotFound     = code("file_not_found", NotFound, 0, "the sandbox has no such file", "check the path; it must be absolute")
 	FileIsDirectory  = code("file_is_directory", Invalid, 0, "the path is a directory", "name a file")
+	ArchiveRefused   = code("archive_refused", Invalid, 0, "an archive is damaged, too large, or has an entry with no place below its directory", "leave the named entry out, or make the archive anew")
 	SandboxDiskFull  = code("sandbox_disk_full", Conflict, 0, "the sandbox's writable layer is full", "delete files inside, or make the template with a larger --writable-layer-size")
 )
 

@@ -52,6 +52,8 @@ type Deps struct {
 	Root string
 	// Init: this guest is the first process of its sandbox.
 	Init bool
+	// SetClock sets the clock of the sandbox; nil: the clock is the host's.
+	SetClock func(time.Time) error
 }
 
 // Guest is the agent. Make one with New; it is safe for concurrent use.
@@ -63,7 +65,10 @@ type Guest struct {
 	table    *table
 	watchers *watchers
 	meter    *meter
+	life     *life
+	root     string
 	init     bool
+	setClock func(time.Time) error
 	work     sync.WaitGroup // what pumps output and waits for processes
 }
 
@@ -86,7 +91,10 @@ func New(d Deps) (*Guest, error) {
 		table:    newTable(),
 		watchers: newWatchers(),
 		meter:    newMeter(),
+		life:     newLife(),
+		root:     d.Root,
 		init:     d.Init,
+		setClock: d.SetClock,
 	}, nil
 }
 
@@ -174,9 +182,12 @@ func (g *Guest) Handler() http.Handler {
 	mux.HandleFunc("POST /init", g.configure)
 	mux.HandleFunc("GET /files", g.download)
 	mux.HandleFunc("POST /files", g.upload)
+	mux.HandleFunc("POST /files/compose", g.compose)
+	mux.HandleFunc("GET /archive", g.pack)
+	mux.HandleFunc("PUT /archive", g.unpack)
 	mux.HandleFunc("GET /envs", g.envs)
 	mux.HandleFunc("GET /metrics", g.metrics)
-	return crossOrigin(g.admit(mux))
+	return crossOrigin(g.life.within(g.admit(mux)))
 }
 
 func (g *Guest) health(w http.ResponseWriter, _ *http.Request) {

@@ -130,7 +130,7 @@ func relay(ctx context.Context, p *process, f *follower, kept []*envdpb.ProcessE
 		case <-p.ended:
 			return send(p.result())
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		}
 		if err := send(e); err != nil {
 			return err

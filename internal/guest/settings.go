@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"strings"
@@ -17,13 +18,20 @@ import (
 	"github.com/paddock-dev/paddock/internal/fault"
 )
 
-const maxInit = 4 << 20 // bytes of a body of /init
+const (
+	maxInit   = 4 << 20 // bytes of a body of /init
+	maxLife   = 256     // bytes of the name of a life
+	worstSkew = 100 * time.Millisecond
+)
 
 // settings are what holds for every process and request of the sandbox.
 type settings struct {
+	first values // what holds at the start of every life
+
 	mu   sync.Mutex
 	now  values
 	told time.Time // timestamp of the newest /init
+	life string    // the name of this life
 }
 
 // values are replaced whole, never changed, so that they may be read unlocked.
@@ -36,10 +44,11 @@ type values struct {
 }
 
 func newSettings(d Deps) *settings {
-	return &settings{now: values{
+	first := values{
 		base: d.Environ, user: d.DefaultUser, workdir: d.DefaultWorkdir,
 		envs: map[string]string{"E2B_SANDBOX": "true"},
-	}}
+	}
+	return &settings{first: first, now: first}
 }
 
 func (s *settings) current() values {
@@ -59,10 +68,16 @@ type initRequest struct {
 	HyperloopIP    *string           `json:"hyperloopIP"` // of E2B's own hosts; nothing here has one
 	VolumeMounts   []json.RawMessage `json:"volumeMounts"`
 	CABundle       *string           `json:"caBundle"`
+
+	// Of Paddock alone.
+	Hostname *string `json:"hostname"`
+	NewLife  string  `json:"newLife"` // names the life that begins; as before: it goes on
 }
 
 // configure answers POST /init: variables are added to those known, the rest
-// replaces. An older timestamp than the newest one met changes nothing.
+// replaces. An older timestamp than the newest one met changes nothing. With a
+// newLife that is not the present one, nothing of before holds: the calls of
+// before end, and what the request does not say is as at the first start.
 func (g *Guest) configure(w http.ResponseWriter, r *http.Request) {
 	var m initRequest
 	err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxInit)).Decode(&m)
@@ -91,6 +106,14 @@ func (g *Guest) apply(m initRequest, shown string) error {
 			return err
 		}
 	}
+	if m.Hostname != nil {
+		if err := checkHostname(*m.Hostname); err != nil {
+			return err
+		}
+	}
+	if len(m.NewLife) > maxLife {
+		return badInput("init: newLife is longer than %d bytes", maxLife)
+	}
 	s := g.settings
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,14 +122,22 @@ func (g *Guest) apply(m initRequest, shown string) error {
 	if t := s.now.token; t != "" && !equalSecret(shown, t) && (m.AccessToken == nil || !equalSecret(*m.AccessToken, t)) {
 		return refuse(connect.CodeUnauthenticated, fault.InvalidInput, "init: the access token is set and differs")
 	}
+	begins := m.NewLife != "" && m.NewLife != s.life
 	if m.Timestamp != nil {
-		if m.Timestamp.Before(s.told) {
+		if !begins && m.Timestamp.Before(s.told) {
 			return nil
 		}
 		s.told = *m.Timestamp
+		g.correct(*m.Timestamp)
 	}
 	next := s.now
-	next.envs = maps.Clone(s.now.envs)
+	if begins {
+		s.life, next = m.NewLife, s.first
+		// Whoever is admitted from here on reads the settings below.
+		g.life.next()
+		g.watchers.forgetAll()
+	}
+	next.envs = maps.Clone(next.envs)
 	maps.Copy(next.envs, m.EnvVars)
 	for _, f := range []struct {
 		to   *string
@@ -117,7 +148,21 @@ func (g *Guest) apply(m initRequest, shown string) error {
 		}
 	}
 	s.now = next
+	if m.Hostname != nil {
+		return g.rename(*m.Hostname)
+	}
 	return nil
+}
+
+// correct sets a clock that stood still while the sandbox's memory was stored.
+// Most sandboxes have the clock of their host, which is not theirs to set.
+func (g *Guest) correct(now time.Time) {
+	if g.setClock == nil || time.Since(now).Abs() < worstSkew {
+		return
+	}
+	if err := g.setClock(now); err != nil {
+		g.log.Warn("the clock could not be set", slog.String("error", err.Error()))
+	}
 }
 
 func (g *Guest) envs(w http.ResponseWriter, _ *http.Request) {
@@ -148,7 +193,7 @@ func crossOrigin(next http.Handler) http.Handler {
 			h.Set("Access-Control-Allow-Origin", "*")
 			h.Set("Access-Control-Expose-Headers", "*, "+HeaderCode)
 			if r.Method == http.MethodOptions {
-				h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST")
+				h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT")
 				h.Set("Access-Control-Allow-Headers", strings.Join([]string{"*", "Authorization", r.Header.Get("Access-Control-Request-Headers")}, ", "))
 				h.Set("Access-Control-Max-Age", "7200")
 				w.WriteHeader(http.StatusNoContent)

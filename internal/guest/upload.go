@@ -39,17 +39,22 @@ type written struct {
 func (g *Guest) upload(w http.ResponseWriter, r *http.Request) {
 	answer, err := g.receive(r)
 	if err != nil {
-		// Most clients read no answer before their body is sent: without this
-		// they would see a broken connection and not the reason. The deadline
-		// is of the connection, which ends with such an answer.
-		w.Header().Set("Connection", "close")
-		if http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) == nil {
-			_, _ = io.CopyN(io.Discard, r.Body, drainBytes) // what stays unread is the caller's loss
-		}
-		httpError(w, err)
+		refuseBody(w, r, err)
 		return
 	}
 	writeJSON(w, http.StatusOK, answer)
+}
+
+// refuseBody answers with err a request whose body was not read to its end.
+// Most clients read no answer before their body is sent: they would see a
+// broken connection and not the reason. The deadline is of the connection,
+// which ends with such an answer.
+func refuseBody(w http.ResponseWriter, r *http.Request, err error) {
+	w.Header().Set("Connection", "close")
+	if r.Context().Err() == nil && http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime)) == nil {
+		_, _ = io.CopyN(io.Discard, r.Body, drainBytes) // what stays unread is the caller's loss
+	}
+	httpError(w, err)
 }
 
 func (g *Guest) receive(r *http.Request) ([]written, error) {

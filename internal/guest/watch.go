@@ -176,7 +176,7 @@ func (w *watcher) run(ctx context.Context, tell func(*envdpb.FilesystemEvent) er
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return context.Cause(ctx)
 		case <-tick:
 			if err := quiet(); err != nil {
 				return err
@@ -309,6 +309,16 @@ func (s *watchers) closeAll() {
 	}
 	s.mu.Unlock()
 	s.work.Wait()
+}
+
+// forgetAll ends every watcher: their ids mean nothing any more.
+func (s *watchers) forgetAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, k := range s.byID {
+		k.stop()
+		delete(s.byID, id)
+	}
 }
 
 func noWatcher(id string) error {
