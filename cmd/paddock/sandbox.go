@@ -1,23 +1,26 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/paddock-dev/paddock/internal/cubeapi"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/sandbox"
 )
 
 func (a *app) sandboxCommand() *cobra.Command {
 	c := &cobra.Command{Use: "sandbox", Aliases: []string{"sbx"}, Short: "Make and use sandboxes"}
-	var all bool
+	var q cubeapi.SandboxQuery
 	list := &cobra.Command{Use: "list", Aliases: []string{"ls"}, Short: "List sandboxes", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 		return a.with(func(api *cubeapi.Client) error {
-			list, err := api.Sandboxes(c.Context(), all)
+			list, err := a.listSandboxes(c.Context(), api, q)
 			if err != nil {
 				return err
 			}
@@ -29,7 +32,11 @@ func (a *app) sandboxCommand() *cobra.Command {
 			})
 		})
 	}}
-	list.Flags().BoolVar(&all, "all", false, "also those that ended within a day")
+	list.Flags().BoolVar(&q.All, "all", false, "also those that ended within a day")
+	list.Flags().StringSliceVar(&q.States, "state", nil, "in one of these states, such as RUNNING or PAUSED")
+	list.Flags().StringVar(&q.HostID, "node", "", "on this host")
+	list.Flags().StringVar(&q.TemplateID, "template", "", "of this template, by id")
+	list.Flags().StringToStringVar(&q.Labels, "label", nil, "with label NAME=VALUE")
 	info := &cobra.Command{Use: "info SANDBOX", Short: "Show one sandbox", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
 		return a.with(func(api *cubeapi.Client) error {
 			s, err := api.Sandbox(c.Context(), given[0])
@@ -51,7 +58,27 @@ func (a *app) sandboxCommand() *cobra.Command {
 		})
 	}}
 	c.AddCommand(a.createCommand(), list, info, a.execCommand(), a.copyCommand(), remove)
+	c.AddCommand(a.lifeCommands()...)
 	return c
+}
+
+// listSandboxes returns all pages. Hosts that did not answer are named: what is
+// shown of theirs is what was last known.
+func (a *app) listSandboxes(ctx context.Context, api *cubeapi.Client, q cubeapi.SandboxQuery) ([]cubeapi.Sandbox, error) {
+	all := []cubeapi.Sandbox{}
+	for {
+		page, err := api.SandboxesBy(ctx, q)
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, page.Data...); page.Next == "" {
+			if len(page.Partial) > 0 {
+				fmt.Fprintln(a.stderr, "hosts that do not answer:", strings.Join(page.Partial, ", "))
+			}
+			return all, nil
+		}
+		q.Cursor = page.Next
+	}
 }
 
 // each does all, also after a failure, and joins what failed.
@@ -65,6 +92,13 @@ func each(list []string, do func(string) error) error {
 
 func printSandbox(w io.Writer, s cubeapi.Sandbox) {
 	fmt.Fprintf(w, "sandbox_id:\t%s\nstatus:\t%s\ntemplate_id:\t%s\nhost:\t%s\nip:\t%s\ncpu:\t%dm\nmemory:\t%d MiB\ndisk:\t%d MiB\ncreated_at:\t%s\n", s.SandboxID, s.Status, s.TemplateID, s.HostID, s.SandboxIP, s.MilliCPU, s.MemBytes>>20, s.DiskBytes>>20, s.CreatedAt)
+	fmt.Fprintf(w, "driver:\t%s\nends_at:\t%s\n", s.Driver, endOf(s))
+	if s.Timeout > 0 {
+		fmt.Fprintf(w, "timeout:\t%s, then %s\n", time.Duration(s.Timeout)*time.Second, s.OnTimeout)
+	}
+	if s.KeptBytes > 0 {
+		fmt.Fprintf(w, "kept:\t%d MiB, memory: %t\n", s.KeptBytes>>20, s.Memory)
+	}
 	if s.Reason != "" {
 		fmt.Fprintf(w, "reason:\t%s\n", s.Reason)
 	}
@@ -76,8 +110,16 @@ func (a *app) createCommand() *cobra.Command {
 	var envs, labels map[string]string
 	var network networkFlags
 	var several batchFlags
-	c := &cobra.Command{Use: "create TEMPLATE", Short: "Make a sandbox of a template, by id or alias", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
+	var timeout time.Duration
+	c := &cobra.Command{Use: "create TEMPLATE|SNAPSHOT", Short: "Make a sandbox of a template, by id or alias, or of a snapshot", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
 		r.TemplateID, r.Envs, r.Labels, r.Network = given[0], envs, labels, network.config(c)
+		if strings.HasPrefix(given[0], sandbox.SnapshotPrefix) {
+			r.TemplateID, r.SnapshotID = "", given[0]
+		}
+		if timeout > 0 {
+			n := cubeapi.Seconds(timeout)
+			r.Timeout = &n
+		}
 		if res != (cubeapi.Quantity{}) {
 			r.Containers = []cubeapi.Container{{Resources: &res}}
 		}
@@ -103,6 +145,10 @@ func (a *app) createCommand() *cobra.Command {
 	f.StringSliceVar(&r.Scope, "node", nil, "host that may be chosen")
 	f.IntVar(&several.count, "count", 1, "how many, in one step")
 	f.BoolVar(&several.all, "all-or-nothing", false, "with --count: none, unless all of them come to be")
+	f.DurationVar(&timeout, "timeout", 0, "how long nobody may use it, such as 15m; unset: for ever")
+	f.StringVar(&r.OnTimeout, "on-timeout", "", "what becomes of it then: kill (the default) or pause")
+	f.BoolVar(&r.AutoResume, "auto-resume", false, "traffic wakes it when it is paused")
+	f.BoolVar(&r.Secure, "secure", false, "its guest asks for a token, which -o json shows")
 	f.StringVar(&r.RequestID, "request-id", "", "with the same id again, the same sandboxes are answered")
 	network.add(c)
 	return c
@@ -114,7 +160,7 @@ type batchFlags struct {
 	all   bool
 }
 
-// createSeveral prints the ids of what was made, and tells of what was not.
+// createSeveral makes a batch.
 func (a *app) createSeveral(c *cobra.Command, r cubeapi.SandboxCreateRequest, several batchFlags) error {
 	q := cubeapi.SandboxBatchRequest{SandboxCreateRequest: r, Count: several.count, Mode: cubeapi.BatchBestEffort}
 	if several.all {
@@ -125,24 +171,29 @@ func (a *app) createSeveral(c *cobra.Command, r cubeapi.SandboxCreateRequest, se
 		if err != nil {
 			return err
 		}
-		err = a.show(answer, func(w io.Writer) {
-			for _, s := range answer.Data {
-				if s.Error == nil {
-					fmt.Fprintln(w, s.SandboxID)
-				}
-			}
-		})
-		var first *fault.Detail
-		for _, s := range answer.Data {
-			if s.Error != nil && first == nil {
-				first = s.Error
-			}
-		}
-		if err != nil || first == nil {
-			return err
-		}
-		return fmt.Errorf("%d of %d were not made: %w", answer.Failed, len(answer.Data), fault.Parse(*first, 0))
+		return a.showBatch(answer)
 	})
+}
+
+// showBatch prints the ids of what was made, and tells of what was not.
+func (a *app) showBatch(answer cubeapi.SandboxBatchAnswer) error {
+	err := a.show(answer, func(w io.Writer) {
+		for _, s := range answer.Data {
+			if s.Error == nil {
+				fmt.Fprintln(w, s.SandboxID)
+			}
+		}
+	})
+	var first *fault.Detail
+	for _, s := range answer.Data {
+		if s.Error != nil && first == nil {
+			first = s.Error
+		}
+	}
+	if err != nil || first == nil {
+		return err
+	}
+	return fmt.Errorf("%d of %d were not made: %w", answer.Failed, len(answer.Data), fault.Parse(*first, 0))
 }
 
 // copyCommand moves one file in or out, by which side names a sandbox.
