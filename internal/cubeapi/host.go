@@ -84,6 +84,7 @@ type HostStatusRequest struct {
 	Revision int64 `json:"revision,omitempty"`
 	// Allocatable is what it lets sandboxes have by now; absent: as it registered.
 	Allocatable   *host.Resources `json:"allocatable,omitempty"`
+	Warm          map[string]int  `json:"warm,omitempty"`           // sandboxes that wait for a create, by template id
 	QuotaRevision int64           `json:"quota_revision,omitempty"` // of the quota that it follows
 	MetricAgeMS   int64           `json:"metric_age_ms,omitempty"`  // how long ago it measured: no clocks are compared
 	HostUsage

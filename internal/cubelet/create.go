@@ -31,6 +31,15 @@ const undoTime = 20 * time.Second
 func (c *Cubelet) Create(ctx context.Context, e entry) (*instance, error) {
 	for {
 		s, mine, err := c.admit(e)
+		if y := (*yielding)(nil); errors.As(err, &y) {
+			// What waits for nobody yet has the last address.
+			select {
+			case <-y.going.gone:
+				continue
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
+		}
 		if err != nil {
 			c.metrics.refused.WithLabelValues(fault.Of(err).Name).Inc()
 			return nil, err
@@ -89,12 +98,23 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 	if _, err := os.Stat(c.images.Path(e.ArtifactID)); err != nil {
 		return nil, false, fault.New(fault.ArtifactNotFound, "artifact %s on host %s", e.ArtifactID, c.cfg.Cubelet.NodeID)
 	}
-	if e.Network, err = c.nets.Reserve(e.ID); err != nil {
+	w := c.takeLocked(e)
+	if w != nil {
+		e.Box, e.Network = w.id, w.entry.Network
+	} else if e.Network, err = c.nets.Reserve(e.ID); err != nil {
+		if going := c.spareLocked(time.Now()); going != nil {
+			return nil, false, &yielding{going, err}
+		}
 		return nil, false, c.fullLocked(fault.Wrap(fault.HostFull, err, "network of sandbox %s", e.ID))
 	}
 	s = c.newInstance(e)
+	if w != nil {
+		s.ahead, s.guest = w, w.guest.showing(e.AccessToken)
+	}
 	s.waiting = 1
 	c.live[e.ID] = s
+	c.demandLocked(e)
+	c.yieldLocked(time.Now())
 	c.countLocked()
 	c.metrics.running.Set(float64(len(c.live)))
 	return s, true, nil
@@ -131,6 +151,7 @@ func (c *Cubelet) spawn(ctx context.Context, s *instance) {
 		s.life.Lock()
 		err := c.make(own, s)
 		s.life.Unlock()
+		defer c.tendSoon()
 		if err == nil {
 			c.metrics.create.Observe(time.Since(began).Seconds())
 		}
@@ -189,8 +210,31 @@ func (c *Cubelet) await(ctx context.Context, s *instance) error {
 	return nil
 }
 
-// make does the steps. Those that need nothing of each other run at once.
+// make does the steps: all of them, or those that are left for a sandbox that
+// waited.
 func (c *Cubelet) make(ctx context.Context, s *instance) error {
+	if s.ahead != nil {
+		err := c.claim(ctx, s)
+		if err == nil {
+			return c.serve(ctx, s)
+		}
+		if !errors.Is(err, errCold) {
+			return err
+		}
+	}
+	if err := c.build(ctx, s); err != nil {
+		return err
+	}
+	c.metrics.starts.WithLabelValues("cold").Inc()
+	if err := c.timed(s, "init", func() error { return s.guest.init(ctx, settingsOf(s.entry)) }); err != nil {
+		return err
+	}
+	return c.serve(ctx, s)
+}
+
+// build makes a sandbox up to where its guest answers. What needs nothing of
+// each other is done at once.
+func (c *Cubelet) build(ctx context.Context, s *instance) error {
 	if err := c.timed(s, "journal", func() error { return c.journal.put(s.entry) }); err != nil {
 		return fault.Wrap(fault.DataDir, err, "journal of sandbox %s", s.id)
 	}
@@ -201,7 +245,11 @@ func (c *Cubelet) make(ctx context.Context, s *instance) error {
 	parts.Go(func() error { return c.timed(s, "network", func() error { return c.connect(ctx, s) }) })
 	parts.Go(func() error {
 		return c.timed(s, "cgroup", func() error {
-			return s.group.Create(cgroup.Limits{MemBytes: s.entry.Resources.MemBytes, PIDs: maxPIDs})
+			err := s.group.Create(cgroup.Limits{MemBytes: s.entry.Resources.MemBytes, PIDs: maxPIDs})
+			if err == nil && s.box.Unnamed {
+				err = s.group.Weigh(warmShare)
+			}
+			return err
 		})
 	})
 	err := c.timed(s, "rootfs", func() (err error) {
@@ -251,7 +299,7 @@ func (c *Cubelet) connect(ctx context.Context, s *instance) error {
 	}
 }
 
-// start starts the runtime and makes the sandbox usable.
+// start starts the runtime and waits for the guest.
 func (c *Cubelet) start(ctx context.Context, s *instance) error {
 	err := c.timed(s, "runtime", func() error {
 		p, err := c.driver.Start(ctx, s.box)
@@ -269,7 +317,17 @@ func (c *Cubelet) start(ctx context.Context, s *instance) error {
 	if err := c.timed(s, "guest", func() error { return s.await(ctx) }); err != nil {
 		return fault.Wrap(fault.GuestUnreachable, err, "sandbox %s", s.id)
 	}
-	if err := c.timed(s, "init", func() error { return c.prepare(ctx, s) }); err != nil {
+	return nil
+}
+
+// serve starts the sandbox's command, when its guest knows all that it must,
+// and makes the sandbox usable.
+func (c *Cubelet) serve(ctx context.Context, s *instance) error {
+	c.mu.Lock()
+	s.built = true
+	c.mu.Unlock()
+	c.tendSoon()
+	if err := c.timed(s, "command", func() error { return c.command(ctx, s) }); err != nil {
 		return err
 	}
 	if err := point(ctx, "cubelet.create.init"); err != nil {
@@ -313,14 +371,16 @@ func (s *instance) whileAlive(ctx context.Context, do func(context.Context) erro
 	return err
 }
 
-// prepare tells the guest what it must know and starts the sandbox's command.
-// The CPU limit comes now: during the start it would only make it longer.
-func (c *Cubelet) prepare(ctx context.Context, s *instance) error {
+// settingsOf is what the guest must know.
+func settingsOf(e entry) settings {
+	return settings{EnvVars: e.Envs, AccessToken: e.AccessToken, DefaultUser: e.User, DefaultWorkdir: e.WorkingDir}
+}
+
+// command starts the sandbox's command. The CPU limit comes now: during the
+// start it would only make it longer.
+func (c *Cubelet) command(ctx context.Context, s *instance) error {
 	if err := s.group.LimitCPU(s.entry.Resources.MilliCPU); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "cpu limit of sandbox %s", s.id)
-	}
-	if err := s.guest.init(ctx, settings{EnvVars: s.entry.Envs, AccessToken: s.entry.AccessToken, DefaultUser: s.entry.User, DefaultWorkdir: s.entry.WorkingDir}); err != nil {
-		return err
 	}
 	if len(s.entry.Command) == 0 || s.entry.Probe != nil { // else serveWell starts it
 		return nil

@@ -83,6 +83,7 @@ type Cubelet struct {
 
 	mu    sync.Mutex
 	live  map[string]*instance
+	warm  warmth
 	own   host.Resources // what it lets sandboxes have by itself
 	quota host.Quota     // what an operator wants instead
 	room  host.Resources // allocatable: what is to be
@@ -104,6 +105,7 @@ func Open(ctx context.Context, d Deps) (*Cubelet, error) {
 		metrics: newMetrics(d.Metrics),
 		news:    make(chan struct{}, 1),
 		live:    map[string]*instance{},
+		warm:    newWarmth(),
 	}
 	c.images = images.New(images.Options{Dir: filepath.Join(dir, "images"), Log: d.Log, Token: d.Config.Auth.HostToken, RedirectTo: d.Config.Redirects()})
 	c.base, c.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -186,6 +188,7 @@ func claim(run, dir string) error {
 // sandbox left it leaves nothing behind.
 func (c *Cubelet) Run(ctx context.Context) error {
 	c.work.Go(func() { c.tend(ctx) })
+	c.work.Go(func() { c.keepWarm(ctx) })
 	c.report(ctx)
 	err := c.close()
 	if err != nil {
@@ -199,6 +202,9 @@ func (c *Cubelet) close() error {
 	c.mu.Lock()
 	c.closing = true
 	c.mu.Unlock()
+	late, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	c.dropWarm(late.Done(), "the host stops", func(entry) bool { return true })
 	var err error
 	if c.cfg.Cubelet.OnStop == "kill" {
 		err = c.endAll()
@@ -275,11 +281,14 @@ func (c *Cubelet) tend(ctx context.Context) {
 // trim empties a log that has grown too long. The sandbox holds the file and
 // appends to it, so it cannot be bounded where it is written.
 func (c *Cubelet) trim(ctx context.Context, s *instance) {
-	info, err := os.Stat(s.box.Log)
+	c.mu.Lock()
+	log := s.box.Log
+	c.mu.Unlock()
+	info, err := os.Stat(log)
 	if err != nil || info.Size() <= logMax {
 		return
 	}
-	if err := os.Truncate(s.box.Log, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Truncate(log, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
 		c.log.ErrorContext(ctx, "a sandbox's log cannot be cut", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 	}
 }
@@ -291,6 +300,8 @@ type metrics struct {
 	refused *prometheus.CounterVec
 	ended   *prometheus.CounterVec
 	running prometheus.Gauge
+	warm    prometheus.Gauge
+	starts  *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer) metrics {
@@ -302,6 +313,8 @@ func newMetrics(r prometheus.Registerer) metrics {
 		ended:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_host_deaths_total", Help: "Sandboxes that ended by themselves, by cause."}, []string{"cause"}),
 		running: prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_sandboxes", Help: "Sandboxes that the host holds."}),
 	}
-	r.MustRegister(m.step, m.create, m.refused, m.ended, m.running)
+	m.warm = prometheus.NewGauge(prometheus.GaugeOpts{Name: "paddock_warm_sandboxes", Help: "Sandboxes that wait for a create, start or end."})
+	m.starts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "paddock_sandbox_starts_total", Help: "Starts of sandboxes, by how: warm, of one that waited; warm_failed, of one that was of no use; cold."}, []string{"how"})
+	r.MustRegister(m.step, m.create, m.refused, m.ended, m.running, m.warm, m.starts)
 	return m
 }

@@ -63,7 +63,10 @@ func (c *Cubelet) remove(s *instance) {
 		return
 	}
 	c.mu.Lock()
-	delete(c.live, s.id)
+	if c.live[s.id] == s {
+		delete(c.live, s.id)
+	}
+	delete(c.warm.all, s.id)
 	c.metrics.running.Set(float64(len(c.live)))
 	c.mu.Unlock()
 	close(s.gone)

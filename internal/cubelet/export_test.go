@@ -76,3 +76,13 @@ func (c *Cubelet) SpendRevisions() {
 	defer c.mu.Unlock()
 	c.count.next = c.count.limit - revisionSpare + 1
 }
+
+// Warm is how many sandboxes wait for a create.
+func (c *Cubelet) Warm() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range c.warmCountLocked() {
+		n += one
+	}
+	return n
+}

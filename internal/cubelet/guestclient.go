@@ -60,9 +60,14 @@ func clientAt(base, token string) *guestClient {
 		// No redirect: a guest must not have its host ask others.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+	return (&guestClient{base: base, http: client}).showing(token)
+}
+
+// showing returns a client over the same connections that shows a token.
+func (g *guestClient) showing(token string) *guestClient {
 	return &guestClient{
-		base: base, token: token, http: client,
-		rpc: envdpb.NewProcessClient(client, base, connect.WithReadMaxBytes(messageMax), connect.WithInterceptors(shows(token))),
+		base: g.base, token: token, http: g.http,
+		rpc: envdpb.NewProcessClient(g.http, g.base, connect.WithReadMaxBytes(messageMax), connect.WithInterceptors(shows(token))),
 	}
 }
 
@@ -139,6 +144,10 @@ type settings struct {
 	AccessToken    string            `json:"accessToken,omitempty"`
 	DefaultUser    string            `json:"defaultUser,omitempty"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
+
+	// For one that was started before it had a name.
+	Hostname string `json:"hostname,omitempty"`
+	Resolver string `json:"resolvConf,omitempty"`
 }
 
 func (g *guestClient) init(ctx context.Context, s settings) error {

@@ -73,6 +73,7 @@ func settings(dir string) config.Config {
 	c.Cubelet.Runsc = os.Getenv("PADDOCK_RUNSC")
 	c.Cubelet.Subnet = "10.230.0.0/22"
 	c.Cubelet.CPUOvercommit = 16
+	c.Cubelet.Warm.MaxPerTemplate = 0 // see warm_test.go
 	return c
 }
 

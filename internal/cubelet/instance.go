@@ -22,6 +22,9 @@ const (
 	running  state = "running"
 	stopping state = "stopping"
 	exited   state = "exited"
+
+	// waiting is one that no create has asked for yet.
+	waiting state = "waiting"
 )
 
 const (
@@ -56,9 +59,11 @@ type instance struct {
 	waiting int  // callers that wait for the create
 	ending  bool // somebody removes it
 	charged bool // it holds its resources
+	built   bool // its guest answers
 
 	// life is held by whoever makes or unmakes the instance.
 	life    sync.Mutex
+	ahead   *instance // the one that waited for this, until it is made of it
 	mounted bool
 }
 

@@ -130,6 +130,7 @@ func (c *Cubelet) status() (cubeapi.HostStatusRequest, error) {
 	room := c.room
 	answer.Revision, answer.Allocated, answer.Allocatable, answer.QuotaRevision = c.count.next, c.usedLocked(), &room, c.quota.Revision
 	answer.Creating, answer.CreateLimit, answer.MaxSandboxes = c.creatingLocked(), c.createLimit, room.Slots
+	answer.Warm = c.warmCountLocked()
 	for _, s := range c.live {
 		if s.charged {
 			answer.Sandboxes++

@@ -40,19 +40,46 @@ func (s *Server) ReadArtifact(r *hostpb.ReadArtifactRequest, stream hostpb.HostS
 }
 
 // RemoveArtifact removes an artifact that no sandbox uses.
-func (s *Server) RemoveArtifact(_ context.Context, r *hostpb.RemoveArtifactRequest) (*hostpb.RemoveArtifactResponse, error) {
-	return &hostpb.RemoveArtifactResponse{}, serve.GRPCError(s.c.removeArtifact(r.GetArtifactId()))
+func (s *Server) RemoveArtifact(ctx context.Context, r *hostpb.RemoveArtifactRequest) (*hostpb.RemoveArtifactResponse, error) {
+	return &hostpb.RemoveArtifactResponse{}, serve.GRPCError(s.c.removeArtifact(ctx, r.GetArtifactId()))
 }
 
-func (c *Cubelet) removeArtifact(id string) error {
+func (c *Cubelet) removeArtifact(ctx context.Context, id string) error {
+	if err := c.unusedBy(id); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	for s := range c.warm.demand {
+		if s.artifact == id {
+			delete(c.warm.demand, s)
+		}
+	}
+	c.mu.Unlock()
+	if !c.dropWarm(ctx.Done(), "its template is removed", func(e entry) bool { return e.ArtifactID == id }) {
+		return ctx.Err()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock() // a create cannot be admitted meanwhile
+	if err := c.unusedLocked(id); err != nil {
+		return err
+	}
+	return c.images.Remove(id)
+}
+
+func (c *Cubelet) unusedBy(id string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.unusedLocked(id)
+}
+
+// unusedLocked returns fault.TemplateInUse when a sandbox has the artifact.
+func (c *Cubelet) unusedLocked(id string) error {
 	for _, s := range c.live {
 		if s.entry.ArtifactID == id && s.charged {
 			return fault.New(fault.TemplateInUse, "artifact %s: sandbox %s on host %s", id, s.entry.ID, c.cfg.Cubelet.NodeID)
 		}
 	}
-	return c.images.Remove(id)
+	return nil
 }
 
 // CreateSandbox makes a sandbox and returns when it is usable.

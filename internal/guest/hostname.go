@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -34,6 +36,9 @@ func (g *Guest) rename(name string) error {
 		if err := unix.Sethostname([]byte(name)); err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOSYS) {
 			return ofFile("hostname", err)
 		}
+		if err := giveUpNaming(); err != nil {
+			return ofFile("capabilities", err)
+		}
 	}
 	etc := filepath.Join(g.root, "etc")
 	file, hosts := filepath.Join(etc, "hostname"), filepath.Join(etc, "hosts")
@@ -50,6 +55,35 @@ func (g *Guest) rename(name string) error {
 		return ofFile(hosts, err)
 	}
 	return ofFile(file, os.WriteFile(file, []byte(name+"\n"), 0o644)) //nolint:gosec // everybody reads it
+}
+
+// resolveBy tells the sandbox's programs where names are resolved.
+func (g *Guest) resolveBy(text string) error {
+	file := filepath.Join(g.root, "etc", "resolv.conf")
+	return ofFile(file, os.WriteFile(file, []byte(text), 0o644)) //nolint:gosec // everybody reads it
+}
+
+// giveUpNaming drops the capability that the name took, on every thread and
+// for good. A guest that was started before its sandbox had a name is given it
+// for this, outside the set that its programs may have; others never had it.
+func giveUpNaming() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return err
+	}
+	const naming = 1 << unix.CAP_SYS_ADMIN
+	if (sets[0].Effective|sets[0].Permitted|sets[0].Inheritable)&naming == 0 {
+		return nil
+	}
+	sets[0].Effective &^= naming
+	sets[0].Permitted &^= naming
+	sets[0].Inheritable &^= naming
+	// A capability is each thread's own.
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0); errno != 0 { //nolint:gosec // the call takes addresses
+		return errno
+	}
+	return nil
 }
 
 // hostsWith returns a hosts file in which name has address, and the name before

@@ -71,7 +71,8 @@ type initRequest struct {
 
 	// Of Paddock alone.
 	Hostname *string `json:"hostname"`
-	NewLife  string  `json:"newLife"` // names the life that begins; as before: it goes on
+	Resolver *string `json:"resolvConf"` // the whole /etc/resolv.conf
+	NewLife  string  `json:"newLife"`    // names the life that begins; as before: it goes on
 }
 
 // configure answers POST /init: variables are added to those known, the rest
@@ -148,10 +149,15 @@ func (g *Guest) apply(m initRequest, shown string) error {
 		}
 	}
 	s.now = next
-	if m.Hostname != nil {
-		return g.rename(*m.Hostname)
+	if m.Resolver != nil {
+		if err := g.resolveBy(*m.Resolver); err != nil {
+			return err
+		}
 	}
-	return nil
+	if m.Hostname == nil {
+		return nil
+	}
+	return g.rename(*m.Hostname)
 }
 
 // correct sets a clock that stood still while the sandbox's memory was stored.

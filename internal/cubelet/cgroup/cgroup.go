@@ -180,26 +180,48 @@ func (g *Group) Create(l Limits) error {
 		}
 	}
 	var errs []error
-	memory, swap := "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
-	if g.v2 {
-		memory, swap = "memory.max", "memory.swap.max"
-	}
 	if l.MemBytes > 0 {
-		errs = append(errs, write(g.folder("memory"), memory, strconv.FormatInt(l.MemBytes, 10)))
-		// On v1 memory and swap together, on v2 swap alone; absent where the
-		// kernel does not count swap.
-		value := strconv.FormatInt(l.MemBytes, 10)
-		if g.v2 {
-			value = "0"
-		}
-		if err := write(g.folder("memory"), swap, value); !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, g.LimitMemory(l.MemBytes))
 	}
 	if l.PIDs > 0 {
 		errs = append(errs, write(g.folder("pids"), "pids.max", strconv.FormatInt(l.PIDs, 10)))
 	}
 	return errors.Join(errs...)
+}
+
+// LimitMemory bounds the group's memory. A bound below what the group has
+// already is refused where the kernel cannot take it back.
+func (g *Group) LimitMemory(bytes int64) error {
+	folder, value := g.folder("memory"), strconv.FormatInt(bytes, 10)
+	if g.v2 {
+		return errors.Join(write(folder, "memory.max", value), optional(write(folder, "memory.swap.max", "0")))
+	}
+	// Memory, and memory with swap: the second must never be the lower one, so
+	// which comes first depends on the way.
+	memory := func() error { return write(folder, "memory.limit_in_bytes", value) }
+	both := func() error { return optional(write(folder, "memory.memsw.limit_in_bytes", value)) }
+	if both() == nil {
+		return memory()
+	}
+	return errors.Join(memory(), both())
+}
+
+// optional passes over a file that is absent where the kernel does not count
+// swap.
+func optional(err error) error {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Weigh says how much CPU time the group gets beside others when there is not
+// enough: percent of what others get.
+func (g *Group) Weigh(percent int) error {
+	if g.v2 {
+		return write(g.folder("cpu"), "cpu.weight", strconv.Itoa(percent))
+	}
+	return write(g.folder("cpu"), "cpu.shares", strconv.Itoa(max(2, 1024*percent/100)))
 }
 
 // LimitCPU bounds the group's CPU time.

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -163,12 +164,19 @@ func tail(path string) string {
 // the host is mounted.
 const upperAnnotation = "dev.gvisor.tar.rootfs.upper"
 
+// naming is the capability that a change of the hostname takes.
+const naming = "CAP_SYS_ADMIN"
+
 // openFiles is the limit of each process unless a sandbox has its own.
 const openFiles = 1 << 20
 
 // spec is the OCI bundle. Nothing of the host is visible but the template.
 func spec(s runtime.Sandbox) *specs.Spec {
 	files := cmp.Or(s.OpenFiles, openFiles)
+	may := capabilities()
+	if s.Unnamed { // not in the bounding set: no program that is executed has it
+		may.Effective, may.Permitted = append(slices.Clone(may.Effective), naming), append(slices.Clone(may.Permitted), naming)
+	}
 	return &specs.Spec{
 		Version:     specs.Version,
 		Hostname:    s.Hostname,
@@ -177,7 +185,7 @@ func spec(s runtime.Sandbox) *specs.Spec {
 		Process: &specs.Process{
 			Args: s.Args, Env: s.Env, Cwd: "/",
 			User:         specs.User{},
-			Capabilities: capabilities(),
+			Capabilities: may,
 			Rlimits:      []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Hard: files, Soft: files}},
 		},
 		Mounts: []specs.Mount{

@@ -75,7 +75,12 @@ type Sandbox struct {
 	Files         []File // put over RootFS and Layer before the start
 	OpenFiles     uint64 // the limit of each process; 0: the driver's own
 	Privileges    Privileges
-	Mounts        []Mount // of the host, as its operator allows
+
+	// Unnamed: its first program is to give it its hostname later. It may do so,
+	// and what it starts may not.
+	Unnamed bool
+
+	Mounts []Mount // of the host, as its operator allows
 
 	// Join returns a command that runs inside the sandbox's limits from its
 	// first instruction.

@@ -175,6 +175,10 @@ func (c *Config) checkCubelet(k *checker) {
 	k.between("cubelet.create_concurrency", l.CreateConcurrency, 0, 10_000)
 	l.checkLabels(k)
 	k.between("cubelet.max_sandboxes", l.MaxSandboxes, 1, 10_000)
+	k.between("cubelet.warm.max_per_template", l.Warm.MaxPerTemplate, 0, 1000)
+	k.between("cubelet.warm.min_per_template", l.Warm.MinPerTemplate, 0, max(1, l.Warm.MaxPerTemplate))
+	k.between("cubelet.warm.max_total", l.Warm.MaxTotal, 0, 10_000)
+	k.between("cubelet.warm.memory_mib", l.Warm.MemoryMiB, 0, 1<<30)
 	k.positive("cubelet.start_timeout", l.StartTimeout)
 	k.oneOf("cubelet.on_stop", l.OnStop, "keep", "kill")
 	if k.positive("cubelet.heartbeat_interval", l.HeartbeatInterval) && c.Master.HostStaleAfter > 0 {

@@ -146,6 +146,14 @@ type ImagePolicy struct {
 	Capabilities string `yaml:"capabilities" env:"PADDOCK_IMAGE_CAPABILITIES" doc:"file capabilities: allow, strip or refuse"`
 }
 
+// Warm is how many sandboxes a host starts before anybody asks.
+type Warm struct {
+	MaxPerTemplate int `yaml:"max_per_template" env:"PADDOCK_WARM_MAX_PER_TEMPLATE" doc:"sandboxes of one template that wait for a create; one waits after a create of it, more while creates come often; 0: none"`
+	MinPerTemplate int `yaml:"min_per_template" env:"PADDOCK_WARM_MIN_PER_TEMPLATE" doc:"how many wait at least, from the first create of a template on until there was none for an hour"`
+	MaxTotal       int `yaml:"max_total" env:"PADDOCK_WARM_MAX_TOTAL" doc:"sandboxes of all templates that wait"`
+	MemoryMiB      int `yaml:"memory_mib" env:"PADDOCK_WARM_MEMORY_MIB" doc:"memory that all that wait may have; it is given up when creates need it"`
+}
+
 // Cubelet is the agent of one host.
 type Cubelet struct {
 	Listen            string        `yaml:"listen" env:"PADDOCK_CUBELET_LISTEN" doc:"address of the gRPC face"`
@@ -165,5 +173,6 @@ type Cubelet struct {
 	HeartbeatInterval time.Duration `yaml:"heartbeat_interval" env:"PADDOCK_HEARTBEAT_INTERVAL" doc:"pause between two status reports"`
 	StartTimeout      time.Duration `yaml:"start_timeout" env:"PADDOCK_START_TIMEOUT" doc:"bound on a sandbox's start until its guest answers"`
 	RedirectTo        []string      `yaml:"redirect_to" env:"PADDOCK_REDIRECT_TO" doc:"host:port of object stores on private addresses to which a download may be led; that of artifact_store.s3.endpoint is one of them"`
+	Warm              Warm          `yaml:"warm"`
 	OnStop            string        `yaml:"on_stop" env:"PADDOCK_ON_STOP" doc:"keep: sandboxes go on when the cubelet stops; kill: they end with it"`
 }

@@ -77,6 +77,7 @@ func Default() Config {
 			MaxSandboxes:      256,
 			HeartbeatInterval: 2 * time.Second,
 			StartTimeout:      30 * time.Second,
+			Warm:              Warm{MaxPerTemplate: 4, MinPerTemplate: 1, MaxTotal: 16, MemoryMiB: 8192},
 			OnStop:            "keep",
 		},
 	}
