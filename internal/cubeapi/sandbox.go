@@ -228,7 +228,8 @@ type ExecSignalRequest struct {
 }
 
 // Files: GET PathSandboxFiles?sandbox_id=&path=&user= answers the bytes; PUT
-// with the same query stores the body and answers FileAnswer.
+// with the same query stores the body and answers FileAnswer. With archive=true
+// the path is a directory, and its tree goes as a tar archive.
 
 // FileAnswer confirms a written file.
 type FileAnswer struct {
