@@ -149,6 +149,7 @@ func (a *app) createCommand() *cobra.Command {
 	f.DurationVar(&timeout, "timeout", 0, "how long nobody may use it, such as 15m; unset: for ever")
 	f.StringVar(&r.OnTimeout, "on-timeout", "", "what becomes of it then: kill (the default) or pause")
 	f.BoolVar(&r.AutoResume, "auto-resume", false, "traffic wakes it when it is paused")
+	f.StringVar(&r.Driver, "driver", "", "the runtime: runsc, oci or microvm, unless the template or the host says")
 	f.BoolVar(&r.Secure, "secure", false, "its guest asks for a token, which -o json shows")
 	f.StringVar(&r.RequestID, "request-id", "", "with the same id again, the same sandboxes are answered")
 	network.add(c)

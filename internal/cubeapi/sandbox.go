@@ -17,6 +17,7 @@ type SandboxCreateRequest struct {
 	AutoResume   bool   `json:"auto_resume,omitempty"`   // traffic wakes it when it is paused
 	// SnapshotID is what it begins with; then no template is named.
 	SnapshotID string `json:"snapshot_id,omitempty"`
+	Driver     string `json:"driver,omitempty"` // the runtime; default: the template's, or the host's own
 	// Secure has its guest ask for a token, which the answer carries.
 	Secure      bool              `json:"secure,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
