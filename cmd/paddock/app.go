@@ -60,7 +60,7 @@ func (a *app) root() *cobra.Command {
 	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return fault.Wrap(fault.InvalidInput, err, "command line") })
 	c.AddCommand(a.roleCommands()...)
-	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.hostCommand(), a.scheduleCommand(), a.simCommand(), a.imageCommand(), a.auditCommand(), a.configCommand(), a.doctorCommand())
+	c.AddCommand(a.templateCommand(), a.sandboxCommand(), a.snapshotNoun(), a.hostCommand(), a.scheduleCommand(), a.simCommand(), a.imageCommand(), a.auditCommand(), a.configCommand(), a.doctorCommand())
 	c.InitDefaultCompletionCmd()
 	codeRefusals(c)
 	return c

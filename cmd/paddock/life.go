@@ -18,7 +18,7 @@ import (
 func (a *app) lifeCommands() []*cobra.Command {
 	return []*cobra.Command{
 		a.pauseCommand(), a.resumeCommand(), a.timeoutCommand(), a.refreshCommand(), a.updateCommand(),
-		a.snapshotCommand(), a.snapshotsCommand(), a.rollbackCommand(), a.cloneCommand(), a.commitCommand(),
+		a.snapshotCommand(), a.rollbackCommand(), a.cloneCommand(), a.commitCommand(),
 		a.logsCommand(), a.metricsCommand(),
 	}
 }
@@ -183,37 +183,6 @@ func (a *app) snapshotCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) snapshotsCommand() *cobra.Command {
-	var of string
-	c := &cobra.Command{Use: "snapshots", Short: "List snapshots", Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
-		return a.with(func(api *cubeapi.Client) error {
-			list, err := api.Snapshots(c.Context(), of)
-			if err != nil {
-				return err
-			}
-			return a.show(list, func(w io.Writer) {
-				fmt.Fprintln(w, "SNAPSHOT_ID\tSTATUS\tNAME\tSANDBOX_ID\tTEMPLATE_ID\tHOST\tMEMORY\tMIB\tCREATED_AT\tERROR")
-				for _, s := range list {
-					fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%t\t%d\t%s\t%s\n", s.SnapshotID, s.Status, s.Name, s.SandboxID, s.TemplateID, s.HostID, s.Memory, s.SizeBytes>>20, s.CreatedAt, s.Error)
-				}
-			})
-		})
-	}}
-	c.Flags().StringVar(&of, "sandbox", "", "of this sandbox")
-	c.AddCommand(&cobra.Command{Use: "delete SNAPSHOT...", Aliases: []string{"rm"}, Short: "Delete snapshots", Args: args(1, -1), RunE: func(c *cobra.Command, given []string) error {
-		return a.with(func(api *cubeapi.Client) error {
-			return each(given, func(id string) error {
-				err := api.DeleteSnapshot(c.Context(), id)
-				if err == nil {
-					fmt.Fprintln(a.stderr, "snapshot deleted:", id)
-				}
-				return err
-			})
-		})
-	}})
-	return c
-}
-
 func (a *app) rollbackCommand() *cobra.Command {
 	return &cobra.Command{Use: "rollback SANDBOX SNAPSHOT", Short: "Give a sandbox the state of one of its snapshots", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
 		return a.with(func(api *cubeapi.Client) error {
@@ -244,13 +213,9 @@ func (a *app) cloneCommand() *cobra.Command {
 }
 
 func (a *app) commitCommand() *cobra.Command {
-	return a.commit("commit SANDBOX|SNAPSHOT", "Make a template of what a sandbox or snapshot has on disk")
-}
-
-func (a *app) commit(use, short string) *cobra.Command {
 	var r cubeapi.CommitRequest
 	var background bool
-	c := &cobra.Command{Use: use, Short: short, Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
+	c := &cobra.Command{Use: "commit SANDBOX|SNAPSHOT", Short: "Make a template of what a sandbox or snapshot has on disk", Args: args(1, 1), RunE: func(c *cobra.Command, given []string) error {
 		if strings.HasPrefix(given[0], sandbox.SnapshotPrefix) {
 			r.SnapshotID = given[0]
 		} else {

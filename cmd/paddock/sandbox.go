@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -148,6 +149,7 @@ func (a *app) createCommand() *cobra.Command {
 	f.DurationVar(&timeout, "timeout", 0, "how long nobody may use it, such as 15m; unset: for ever")
 	f.StringVar(&r.OnTimeout, "on-timeout", "", "what becomes of it then: kill (the default) or pause")
 	f.BoolVar(&r.AutoResume, "auto-resume", false, "traffic wakes it when it is paused")
+	f.StringVar(&r.Driver, "driver", "", "the runtime: runsc, oci or microvm, unless the template or the host says")
 	f.BoolVar(&r.Secure, "secure", false, "its guest asks for a token, which -o json shows")
 	f.StringVar(&r.RequestID, "request-id", "", "with the same id again, the same sandboxes are answered")
 	network.add(c)
@@ -196,24 +198,44 @@ func (a *app) showBatch(answer cubeapi.SandboxBatchAnswer) error {
 	return fmt.Errorf("%d of %d were not made: %w", answer.Failed, len(answer.Data), fault.Parse(*first, 0))
 }
 
-// copyCommand moves one file in or out, by which side names a sandbox.
+// copyCommand moves a file or a directory in or out, by which side names a
+// sandbox.
 func (a *app) copyCommand() *cobra.Command {
-	return &cobra.Command{Use: "cp SOURCE TARGET", Short: "Copy a file: one side is SANDBOX:/path, the other a file, or - for the standard streams", Args: args(2, 2), RunE: func(c *cobra.Command, given []string) error {
-		into, target, in := remotePath(given[1])
-		from, source, out := remotePath(given[0])
-		if in == out {
-			return fault.New(fault.InvalidInput, "of %q and %q exactly one must be SANDBOX:/path", given[0], given[1])
-		}
-		return a.with(func(api *cubeapi.Client) error {
-			switch {
-			case in:
-				return a.upload(c.Context(), api, given[0], into, target)
-			case given[1] == "-":
-				return api.ReadFile(c.Context(), from, source, a.stdout)
+	return &cobra.Command{
+		Use: "cp SOURCE TARGET", Short: "Copy a file or a directory: one side is SANDBOX:/path, the other a path, or - for the standard streams", Args: args(2, 2),
+		Long: "Copy a file or a directory: one side is SANDBOX:/path, the other a path, or - for the standard streams.\n" +
+			"A directory's contents are put into the target, which is made if it is not there; what else is in it stays.",
+		RunE: func(c *cobra.Command, given []string) error {
+			into, target, in := remotePath(given[1])
+			from, source, out := remotePath(given[0])
+			if in == out {
+				return fault.New(fault.InvalidInput, "of %q and %q exactly one must be SANDBOX:/path", given[0], given[1])
 			}
-			return download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), from, source, w) })
-		})
-	}}
+			return a.with(func(api *cubeapi.Client) error {
+				if in {
+					if info, err := os.Stat(given[0]); given[0] != "-" && err == nil && info.IsDir() {
+						return a.uploadTree(c.Context(), api, given[0], into, target)
+					}
+					return a.upload(c.Context(), api, given[0], into, target)
+				}
+				if given[1] == "-" {
+					return api.ReadFile(c.Context(), from, source, a.stdout)
+				}
+				if info, err := os.Stat(given[1]); err == nil && info.IsDir() {
+					err := downloadTree(c.Context(), api, from, source, given[1])
+					if errors.Is(err, fault.InvalidInput) { // the source is a file
+						err = fault.New(fault.InvalidInput, "target %q is a directory, and %s is none: name a file in it", given[1], given[0])
+					}
+					return err
+				}
+				err := download(given[1], func(w io.Writer) error { return api.ReadFile(c.Context(), from, source, w) })
+				if errors.Is(err, fault.FileIsDirectory) {
+					return downloadTree(c.Context(), api, from, source, given[1])
+				}
+				return err
+			})
+		},
+	}
 }
 
 func remotePath(s string) (id, path string, ok bool) {

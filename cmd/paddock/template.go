@@ -32,7 +32,7 @@ func (a *app) templateCommand() *cobra.Command {
 			return a.show(t, func(w io.Writer) { printTemplate(w, t) })
 		})
 	}}
-	c.AddCommand(a.fromImageCommand(), a.templateCreateCommand(), a.renderCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.redoCommand(), a.mergeCommand(), a.templateDeleteCommand(), a.gcCommand(), a.compatCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(),
+	c.AddCommand(a.fromImageCommand(), a.templateCreateCommand(), a.renderCommand(), a.jobCommand("status", "Show a job as it stands", false), a.jobCommand("watch", "Follow a job until it ends", true), a.templateListCommand(), a.templateInfoCommand(), a.receiptCommand(), a.redoCommand(), a.mergeCommand(), a.templateDeleteCommand(), a.gcCommand(), a.compatCommand(), alias, a.jobLogsCommand(), a.jobCancelCommand(), a.commitCommand(),
 		a.buildStateCommand("build-status", "Show a build in the form of E2B clients", false), a.buildStateCommand("build-watch", "Follow a build until it ends, in the form of E2B clients", true))
 	return c
 }

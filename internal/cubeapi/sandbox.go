@@ -17,6 +17,7 @@ type SandboxCreateRequest struct {
 	AutoResume   bool   `json:"auto_resume,omitempty"`   // traffic wakes it when it is paused
 	// SnapshotID is what it begins with; then no template is named.
 	SnapshotID string `json:"snapshot_id,omitempty"`
+	Driver     string `json:"driver,omitempty"` // the runtime; default: the template's, or the host's own
 	// Secure has its guest ask for a token, which the answer carries.
 	Secure      bool              `json:"secure,omitempty"`
 	Annotations map[string]string `json:"annotations,omitempty"`
@@ -228,7 +229,8 @@ type ExecSignalRequest struct {
 }
 
 // Files: GET PathSandboxFiles?sandbox_id=&path=&user= answers the bytes; PUT
-// with the same query stores the body and answers FileAnswer.
+// with the same query stores the body and answers FileAnswer. With archive=true
+// the path is a directory, and its tree goes as a tar archive.
 
 // FileAnswer confirms a written file.
 type FileAnswer struct {

@@ -286,6 +286,29 @@ func (c *Client) WriteFile(ctx context.Context, id, path string, r io.Reader) (i
 	return a.WrittenBytes, nil
 }
 
+// ReadArchive copies the directory at path to w, as a tar archive.
+func (c *Client) ReadArchive(ctx context.Context, id, path string, w io.Writer) error {
+	answer, err := c.request(ctx, http.MethodGet, filesPath(id, path)+"&archive=true", nil, "")
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(w, answer.Body); err != nil {
+		return fault.Wrap(fault.PeerUnavailable, err, "reading %s", path)
+	}
+	return nil
+}
+
+// WriteArchive puts the tree of a tar archive into the directory at path, which
+// is made if it is not there.
+func (c *Client) WriteArchive(ctx context.Context, id, path string, r io.Reader) error {
+	answer, err := c.request(ctx, http.MethodPut, filesPath(id, path)+"&archive=true", r, "application/x-tar")
+	if err != nil {
+		return err
+	}
+	return answer.Body.Close()
+}
+
 // Resize changes the size of the terminal of a process that Exec started. One
 // that has ended is fault.NoSuchThing.
 func (c *Client) Resize(ctx context.Context, sandboxID string, pid uint32, size TerminalSize) error {

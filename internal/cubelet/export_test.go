@@ -54,7 +54,7 @@ func (g Guest) Answer(ctx context.Context, command ...string) error { return g.c
 
 // Read reads a file.
 func (g Guest) Read(ctx context.Context, path string) error {
-	body, _, err := g.c.read(ctx, path, "")
+	body, _, err := g.c.read(ctx, guestFiles, path, "")
 	if err != nil {
 		return err
 	}

@@ -241,26 +241,36 @@ func guestFault(code string, status int, message string) error {
 	return fault.New(fault.RuntimeFailed, "%s", message)
 }
 
-func fileQuery(path, user string) string {
+// Where the guest takes and gives files, and directories as tar archives.
+const (
+	guestFiles   = "/files"
+	guestArchive = "/archive"
+)
+
+func fileQuery(place, path, user string) string {
 	q := url.Values{"path": {path}}
 	if user != "" {
 		q.Set("username", user)
 	}
-	return "/files?" + q.Encode()
+	return place + "?" + q.Encode()
 }
 
-// read returns a file's bytes and their number, -1 when unknown.
-func (g *guestClient) read(ctx context.Context, path, user string) (io.ReadCloser, int64, error) {
-	answer, err := g.do(ctx, http.MethodGet, fileQuery(path, user), nil, "")
+// read returns a file's, or an archive's, bytes and their number, -1 when unknown.
+func (g *guestClient) read(ctx context.Context, place, path, user string) (io.ReadCloser, int64, error) {
+	answer, err := g.do(ctx, http.MethodGet, fileQuery(place, path, user), nil, "")
 	if err != nil {
 		return nil, 0, err
 	}
 	return answer.Body, answer.ContentLength, nil
 }
 
-// write stores data as a file.
-func (g *guestClient) write(ctx context.Context, path, user string, data io.Reader) error {
-	answer, err := g.do(ctx, http.MethodPost, fileQuery(path, user), data, "application/octet-stream")
+// write stores data as a file, or unpacks it.
+func (g *guestClient) write(ctx context.Context, place, path, user string, data io.Reader) error {
+	method := http.MethodPost
+	if place == guestArchive {
+		method = http.MethodPut
+	}
+	answer, err := g.do(ctx, method, fileQuery(place, path, user), data, "application/octet-stream")
 	if err != nil {
 		return err
 	}

@@ -180,12 +180,20 @@ func (s *Server) readFile(r *hostpb.ReadFileRequest, stream hostpb.HostService_R
 	}
 	ctx, cancel := i.during(stream.Context())
 	defer cancel()
-	body, size, err := i.guest.read(ctx, r.GetPath(), r.GetUser())
+	body, size, err := i.guest.read(ctx, placeOf(r), r.GetPath(), r.GetUser())
 	if err != nil {
 		return s.c.explain(i, err)
 	}
 	defer body.Close()
 	return s.c.explain(i, send(stream, r.GetPath(), body, size))
+}
+
+// placeOf is where the guest has files, or directories as archives.
+func placeOf(r interface{ GetArchive() bool }) string {
+	if r.GetArchive() {
+		return guestArchive
+	}
+	return guestFiles
 }
 
 // send carries a file's bytes on. The first message tells their number, also
@@ -233,7 +241,7 @@ func (s *Server) writeFile(stream hostpb.HostService_WriteFileServer) error {
 	data := &received{stream: stream}
 	ctx, cancel := i.during(stream.Context())
 	defer cancel()
-	if err := i.guest.write(ctx, target.GetPath(), target.GetUser(), data); err != nil {
+	if err := i.guest.write(ctx, placeOf(target), target.GetPath(), target.GetUser(), data); err != nil {
 		return s.c.explain(i, err)
 	}
 	return stream.SendAndClose(&hostpb.WriteFileResponse{WrittenBytes: data.total})

@@ -4055,10 +4055,12 @@ func (*ResizeTerminalResponse) Descriptor() ([]byte, []int) {
 }
 
 type ReadFileRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path      string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User      string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// The path is a directory; its tree comes as a tar archive.
+	Archive       bool `protobuf:"varint,4,opt,name=archive,proto3" json:"archive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4112,6 +4114,13 @@ func (x *ReadFileRequest) GetUser() string {
 		return x.User
 	}
 	return ""
+}
+
+func (x *ReadFileRequest) GetArchive() bool {
+	if x != nil {
+		return x.Archive
+	}
+	return false
 }
 
 type ReadFileResponse struct {
@@ -4250,10 +4259,12 @@ func (*WriteFileRequest_Target) isWriteFileRequest_Message() {}
 func (*WriteFileRequest_Data) isWriteFileRequest_Message() {}
 
 type WriteFileTarget struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	SandboxId     string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	User          string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
+	Path      string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	User      string                 `protobuf:"bytes,3,opt,name=user,proto3" json:"user,omitempty"`
+	// The data is a tar archive; its tree is put into the directory at path.
+	Archive       bool `protobuf:"varint,4,opt,name=archive,proto3" json:"archive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4307,6 +4318,13 @@ func (x *WriteFileTarget) GetUser() string {
 		return x.User
 	}
 	return ""
+}
+
+func (x *WriteFileTarget) GetArchive() bool {
+	if x != nil {
+		return x.Archive
+	}
+	return false
 }
 
 type WriteFileResponse struct {
@@ -4709,12 +4727,13 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\rR\x03pid\x129\n" +
 	"\bterminal\x18\x03 \x01(\v2\x1d.paddock.host.v1.TerminalSizeR\bterminal\"\x18\n" +
-	"\x16ResizeTerminalResponse\"X\n" +
+	"\x16ResizeTerminalResponse\"r\n" +
 	"\x0fReadFileRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\"E\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
+	"\aarchive\x18\x04 \x01(\bR\aarchive\"E\n" +
 	"\x10ReadFileResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data\x12\x1d\n" +
 	"\n" +
@@ -4722,12 +4741,13 @@ const file_paddock_host_v1_host_proto_rawDesc = "" +
 	"\x10WriteFileRequest\x12:\n" +
 	"\x06target\x18\x01 \x01(\v2 .paddock.host.v1.WriteFileTargetH\x00R\x06target\x12\x14\n" +
 	"\x04data\x18\x02 \x01(\fH\x00R\x04dataB\t\n" +
-	"\amessage\"X\n" +
+	"\amessage\"r\n" +
 	"\x0fWriteFileTarget\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
-	"\x04user\x18\x03 \x01(\tR\x04user\"8\n" +
+	"\x04user\x18\x03 \x01(\tR\x04user\x12\x18\n" +
+	"\aarchive\x18\x04 \x01(\bR\aarchive\"8\n" +
 	"\x11WriteFileResponse\x12#\n" +
 	"\rwritten_bytes\x18\x01 \x01(\x03R\fwrittenBytes*\x8b\x02\n" +
 	"\fSandboxState\x12\x1d\n" +

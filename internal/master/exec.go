@@ -317,7 +317,7 @@ func (m *Master) serveRead(w http.ResponseWriter, r *http.Request) {
 	}
 	var stream hostpb.HostService_ReadFileClient
 	if err == nil {
-		stream, err = client.ReadFile(r.Context(), &hostpb.ReadFileRequest{SandboxId: q.Get("sandbox_id"), Path: q.Get("path"), User: q.Get("user")})
+		stream, err = client.ReadFile(r.Context(), &hostpb.ReadFileRequest{SandboxId: q.Get("sandbox_id"), Path: q.Get("path"), User: q.Get("user"), Archive: q.Get("archive") == "true"})
 		err = hostFault(r.Context(), err, id)
 	}
 	var first *hostpb.ReadFileResponse
@@ -354,7 +354,7 @@ func checkPath(path string) error {
 
 func (m *Master) serveWrite(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
-	n, err := m.write(r.Context(), q.Get("sandbox_id"), q.Get("path"), q.Get("user"), r.Body)
+	n, err := m.write(r.Context(), &hostpb.WriteFileTarget{SandboxId: q.Get("sandbox_id"), Path: q.Get("path"), User: q.Get("user"), Archive: q.Get("archive") == "true"}, r.Body)
 	if err != nil {
 		serve.WriteError(w, r, err)
 		return
@@ -362,11 +362,11 @@ func (m *Master) serveWrite(w http.ResponseWriter, r *http.Request) {
 	serve.WriteJSON(w, http.StatusOK, cubeapi.FileAnswer{Envelope: cubeapi.OK(requestID(r)), Path: q.Get("path"), WrittenBytes: n})
 }
 
-func (m *Master) write(ctx context.Context, sandboxID, path, user string, data io.Reader) (int64, error) {
-	if err := checkPath(path); err != nil {
+func (m *Master) write(ctx context.Context, target *hostpb.WriteFileTarget, data io.Reader) (int64, error) {
+	if err := checkPath(target.GetPath()); err != nil {
 		return 0, err
 	}
-	client, id, err := m.reach(ctx, sandboxID)
+	client, id, err := m.reach(ctx, target.GetSandboxId())
 	if err != nil {
 		return 0, err
 	}
@@ -376,7 +376,7 @@ func (m *Master) write(ctx context.Context, sandboxID, path, user string, data i
 	if err != nil {
 		return 0, hostFault(ctx, err, id)
 	}
-	err = stream.Send(&hostpb.WriteFileRequest{Message: &hostpb.WriteFileRequest_Target{Target: &hostpb.WriteFileTarget{SandboxId: sandboxID, Path: path, User: user}}})
+	err = stream.Send(&hostpb.WriteFileRequest{Message: &hostpb.WriteFileRequest_Target{Target: target}})
 	buffer := make([]byte, chunk)
 	for err == nil {
 		n, end := data.Read(buffer)
@@ -387,7 +387,7 @@ func (m *Master) write(ctx context.Context, sandboxID, path, user string, data i
 			break
 		}
 		if end != nil {
-			return 0, fault.Wrap(fault.CallCancelled, end, "upload of %s", path)
+			return 0, fault.Wrap(fault.CallCancelled, end, "upload of %s", target.GetPath())
 		}
 	}
 	// The reason for a failed send is in the answer.

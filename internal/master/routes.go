@@ -43,7 +43,7 @@ func (m *Master) table(center *url.URL, metrics http.Handler) []route {
 	must := func(name string) openapi.Param { return openapi.Param{Name: name, Required: true} }
 	limit := openapi.Param{Name: "limit", What: "rows of a page: 1 to 1000, 100 when absent", Type: "integer"}
 	cursor := q("cursor", "next_cursor of the page before")
-	file := []openapi.Param{must("sandbox_id"), must("path"), q("user", "who reads or writes")}
+	file := []openapi.Param{must("sandbox_id"), must("path"), q("user", "who reads or writes"), {Name: "archive", What: "true: the path is a directory, and its tree goes as a tar archive", Type: "boolean"}}
 	const templates, sandboxes, scheduling, hosts, health = "templates", "sandboxes", "scheduling", "hosts", "health"
 	return []route{
 		{openapi.Operation{Method: "POST", Path: cubeapi.PathFromImage, Tag: templates, Summary: "Builds a template from an image; answers the job at once.", In: js(cubeapi.FromImageRequest{}), Out: js(cubeapi.JobAnswer{}), Security: byUser}, h(m.serveFromImage), false},
