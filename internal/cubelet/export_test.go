@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/config"
 )
 
@@ -85,4 +86,34 @@ func (c *Cubelet) Warm() (n int) {
 		n += one
 	}
 	return n
+}
+
+// WarmKernels are the processes of those that wait, start or end.
+func (c *Cubelet) WarmKernels() (pids []int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.warm.all {
+		pids = append(pids, w.entry.Kernel.PID)
+	}
+	return pids
+}
+
+// Truth is what the host says that it holds.
+func (c *Cubelet) Truth() *hostpb.HostTruth { return c.truth() }
+
+// TakeAddresses leaves the host none for another sandbox until release.
+func (c *Cubelet) TakeAddresses() (release func()) {
+	var all []network.Network
+	for {
+		n, err := c.nets.Reserve("taken")
+		if err != nil {
+			break
+		}
+		all = append(all, n)
+	}
+	return func() {
+		for _, n := range all {
+			c.nets.Release(n)
+		}
+	}
 }

@@ -38,6 +38,10 @@ import (
 // directory, to be killed.
 const childDir = "PADDOCK_TEST_CUBELET_DIR"
 
+// childWarm, when it is set, has that cubelet keep one sandbox waiting, and tell
+// so in a file.
+const childWarm = "PADDOCK_TEST_CUBELET_WARM"
+
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDir); dir != "" {
 		if err := child(dir); err != nil {
@@ -54,15 +58,31 @@ func child(dir string) error {
 	if err != nil {
 		return err
 	}
-	c, err := cubelet.Open(context.Background(), deps(settings(dir)))
+	cfg := settings(dir)
+	warm := os.Getenv(childWarm) != ""
+	if warm {
+		cfg.Cubelet.Warm.MaxPerTemplate = 1
+	}
+	c, err := cubelet.Open(context.Background(), deps(cfg))
 	if err != nil {
 		return err
+	}
+	if warm {
+		go tellWarm(c, filepath.Join(dir, "cubelet", "waits")) // until the kill
 	}
 	go func() { _ = c.Run(context.Background()) }() // until the kill
 	s := grpc.NewServer()
 	hostpb.RegisterHostServiceServer(s, cubelet.NewServer(c))
 	fmt.Println("listening", l.Addr())
 	return s.Serve(l)
+}
+
+// tellWarm makes a file once a sandbox waits.
+func tellWarm(c *cubelet.Cubelet, path string) {
+	for c.Warm() == 0 {
+		<-time.After(10 * time.Millisecond)
+	}
+	_ = os.WriteFile(path, nil, 0o600) // the test misses it
 }
 
 func settings(dir string) config.Config {
@@ -193,12 +213,13 @@ func (w *world) dial(address string) *grpc.ClientConn {
 
 // openChild starts the cubelet in a process of its own, with places armed to
 // break it, and returns what kills it as kill -9 does.
-func (w *world) openChild(failpoints string) (kill func(), died <-chan error) {
+func (w *world) openChild(failpoints string, environ ...string) (kill func(), died <-chan error) {
 	w.t.Helper()
 	self, err := os.Executable()
 	check(w.t, err)
 	c := exec.Command(self)
 	c.Env = append(os.Environ(), childDir+"="+w.cfg.DataDir, "PADDOCK_RUNSC="+w.cfg.Cubelet.Runsc, "PADDOCK_FAILPOINTS="+failpoints)
+	c.Env = append(c.Env, environ...)
 	c.Stderr = os.Stderr
 	out, err := c.StdoutPipe()
 	check(w.t, err)
