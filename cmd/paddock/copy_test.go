@@ -102,7 +102,7 @@ func TestCopyBlamesTheLocalSide(t *testing.T) {
 	}
 	id := "i" + strings.Repeat("0", 24)
 	refused(t, fault.InvalidInput, cp("/proc/self/mem", id+":/x")...) // its first page is not there
-	full := filepath.Join(t.TempDir(), "full") // not the machine's own: it once was replaced by a file
+	full := filepath.Join(t.TempDir(), "full")                        // not the machine's own: it once was replaced by a file
 	must(t, unix.Mknod(full, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 7))))
 	refused(t, fault.DiskFull, cp(id+":/x", full)...)
 }

@@ -67,9 +67,14 @@ func (l *life) within(next http.Handler) http.Handler {
 			_ = conn.SetWriteDeadline(time.Now().Add(farewell))
 		})
 		defer func() {
-			if !unhook() {
-				<-cut // the connection must not be touched behind the call
+			if unhook() {
+				return
 			}
+			<-cut // the connection must not be touched behind the call
+			// A connection whose reading was cut would end the calls that come
+			// after on it: it is closed, behind the farewell.
+			_ = conn.Flush()
+			panic(http.ErrAbortHandler)
 		}()
 		next.ServeHTTP(w, r.WithContext(ctx))
 	})

@@ -112,6 +112,12 @@ func TestANewLifeForgetsTheOldOnesCallers(t *testing.T) {
 	_, err = files.GetWatcherEvents(t.Context(), connect.NewRequest(&envdpb.GetWatcherEventsRequest{WatcherId: kept.Msg.GetWatcherId()}))
 	wantCode(t, err, connect.CodeNotFound, "not_found")
 
+	// A connection of before does not spoil the calls of after.
+	for range 20 {
+		_, err := files.Stat(t.Context(), connect.NewRequest(&envdpb.StatRequest{Path: b.home}))
+		check(t, err)
+	}
+
 	// The process goes on, and who knows the new token finds it.
 	proc := envdpb.NewProcessClient(http.DefaultClient, b.url, with("new"))
 	again := connect.NewRequest(&envdpb.ConnectRequest{Process: byPid(pid)})

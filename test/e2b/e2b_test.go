@@ -109,15 +109,7 @@ func newBox(t *testing.T) box {
 // furnish gives the sandbox the programs of busybox and the user's home.
 func (b box) furnish(t *testing.T) {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, b.url+"/init", strings.NewReader(`{"defaultUser":"user"}`))
-	check(t, err)
-	r.Header.Set("X-Access-Token", b.token)
-	answer, err := http.DefaultClient.Do(r)
-	check(t, err)
-	check(t, answer.Body.Close())
-	if answer.StatusCode != http.StatusNoContent {
-		t.Fatal(answer.Status)
-	}
+	b.mustCall(t, http.MethodPost, "/init", strings.NewReader(`{"defaultUser":"user"}`), http.StatusNoContent)
 	b.run(t, "/bin/busybox", "--install", "-s", "/bin")
 	b.run(t, "/bin/busybox", "mkdir", "-p", "/home/user")
 	b.run(t, "/bin/busybox", "chown", "user:user", "/home/user")
@@ -143,13 +135,21 @@ func (b box) controlPlane(t *testing.T) string {
 	return s.URL
 }
 
-func TestTheClientOfE2B(t *testing.T) {
+func TestASandbox(t *testing.T) {
+	b := newBox(t)
+	t.Run("the client of E2B", b.drive)
+	t.Run("directories", b.directories)
+	t.Run("a flood", b.flood)
+	t.Run("a new life", b.newLife)
+}
+
+// drive runs E2B's own client.
+func (b box) drive(t *testing.T) {
 	modules, err := filepath.Abs("../../.tools/e2b/node_modules")
 	check(t, err)
 	if _, err := os.Stat(modules); err != nil {
 		t.Fatalf("%v: run `make setup`", err)
 	}
-	b := newBox(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 	defer cancel()
 	c := exec.CommandContext(ctx, "node", "--test", "--test-reporter=spec", "drive.mjs")

@@ -67,7 +67,12 @@ func (d *Driver) Flags(s runtime.Sandbox) []string {
 func (d *Driver) common() []string { return []string{"--root", d.root, "--ignore-cgroups"} }
 
 // Start starts the sandbox: see runtime.Driver.
-func (d *Driver) Start(ctx context.Context, s runtime.Sandbox) (p runtime.Process, err error) {
+func (d *Driver) Start(ctx context.Context, s runtime.Sandbox) (runtime.Process, error) {
+	return d.run(ctx, s, "run", "-detach", "-bundle", bundle(s), "-pid-file", pidFile(s), s.ID)
+}
+
+// run has the runtime start s, in its limits.
+func (d *Driver) run(ctx context.Context, s runtime.Sandbox, args ...string) (p runtime.Process, err error) {
 	if err := d.Prepare(s); err != nil {
 		return p, fmt.Errorf("bundle: %w", err)
 	}
@@ -76,12 +81,12 @@ func (d *Driver) Start(ctx context.Context, s runtime.Sandbox) (p runtime.Proces
 		return p, err
 	}
 	defer func() { err = errors.Join(err, log.Close()) }()
-	c := s.Join(ctx, d.binary, append(d.Flags(s), "run", "-detach", "-bundle", bundle(s), "-pid-file", pidFile(s), s.ID)...)
+	c := s.Join(ctx, d.binary, append(d.Flags(s), args...)...)
 	// The log is handed on to the sandbox, so it must be one that only grows at
 	// its end. Our own files are not handed on: they close on exec.
 	c.Stdout, c.Stderr = log, log
 	if err := c.Run(); err != nil {
-		return p, fmt.Errorf("runsc run: %w: %s", err, tail(s.Log))
+		return p, fmt.Errorf("runsc %s: %w: %s", args[0], err, tail(s.Log))
 	}
 	b, err := os.ReadFile(pidFile(s))
 	if err != nil {
@@ -106,11 +111,11 @@ func (d *Driver) Prepare(s runtime.Sandbox) error {
 			return err
 		}
 	}
-	files, err := pack(s.Files)
+	f, err := os.OpenFile(archive(s), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(archive(s), files, 0o600); err != nil {
+	if err := errors.Join(pack(f, s), f.Close()); err != nil {
 		return err
 	}
 	b, err := json.Marshal(spec(s))

@@ -122,6 +122,7 @@ func newSandbox(tb testing.TB, o runtimetest.Options, p parts) runtime.Sandbox {
 			{Path: "tmp/.paddock", Mode: 0o755, Dir: true},
 		},
 	}
+	s.Layer, s.Privileges, s.Mounts = o.Layer, o.Privileges, o.Mounts
 	if s.WritableBytes == 0 {
 		s.WritableBytes = 64 << 20
 	}

@@ -1,14 +1,11 @@
 package runsc
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -237,27 +234,4 @@ func (d *Driver) sandboxOf(args []string) (string, bool) {
 		}
 	}
 	return "", false
-}
-
-// pack makes the archive that is unpacked over the root. The runtime wants an
-// entry for the root itself, and every name below it.
-func pack(files []runtime.File) ([]byte, error) {
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, f := range append([]runtime.File{{Path: ".", Mode: 0o755, Dir: true}}, files...) {
-		h := &tar.Header{Name: "./" + f.Path, Mode: f.Mode, Size: int64(len(f.Data)), Typeflag: tar.TypeReg}
-		if f.Dir {
-			h.Name, h.Typeflag = path.Clean(h.Name)+"/", tar.TypeDir
-			if f.Path != "." {
-				h.Name = "./" + h.Name
-			}
-		}
-		if err := w.WriteHeader(h); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(f.Data); err != nil {
-			return nil, err
-		}
-	}
-	return b.Bytes(), w.Close()
 }

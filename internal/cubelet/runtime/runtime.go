@@ -9,6 +9,7 @@ import (
 	"context"
 	"io"
 	"os/exec"
+	"strings"
 )
 
 // Driver is one runtime. Every call is safe for concurrent use with different
@@ -54,8 +55,8 @@ type Checkpointer interface {
 // Differ tells what a sandbox wrote.
 type Differ interface {
 	// Diff writes all that a sandbox changed over its RootFS into a tar file at
-	// path, as OCI layers have it: a removed name is a whiteout. The sandbox may
-	// run, or be frozen. Sandbox.Layer takes such a file.
+	// path, as OCI layers have it: a removed name is a whiteout. What is Laid is
+	// left out. The sandbox may run, or be frozen. Sandbox.Layer takes such a file.
 	Diff(ctx context.Context, id, path string) error
 }
 
@@ -107,6 +108,16 @@ type File struct {
 	Mode int64
 	Data []byte
 	Dir  bool
+}
+
+// Laid reports whether a path, without the leading slash, is one that the
+// platform itself puts into every root: of the sandbox's life, not of its state.
+func Laid(name string) bool {
+	switch name {
+	case "etc/hostname", "etc/hosts", "etc/resolv.conf":
+		return true
+	}
+	return name == "tmp/.paddock" || strings.HasPrefix(name, "tmp/.paddock/")
 }
 
 // Command is a program to run in a sandbox that runs.

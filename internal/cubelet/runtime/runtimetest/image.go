@@ -32,6 +32,8 @@ func Image(tb testing.TB, dir string, files map[string]string) string {
 		must(tb, os.MkdirAll(filepath.Join(tree, sub), 0o755))
 	}
 	must(tb, os.WriteFile(filepath.Join(tree, "etc/passwd"), []byte("root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"), 0o644))
+	must(tb, os.MkdirAll(filepath.Join(tree, "root/sub/deep"), 0o755))
+	must(tb, os.WriteFile(filepath.Join(tree, "root/sub/old"), []byte("old"), 0o644))
 	must(tb, os.WriteFile(filepath.Join(tree, "etc/group"), []byte("root:x:0:\nuser:x:1000:\n"), 0o644))
 	files = withProbe(tb, dir, files)
 	for inside, outside := range files {

@@ -30,6 +30,9 @@ type Options struct {
 	WritableBytes int64
 	MemBytes      int64
 	PIDs          int64
+	Layer         string
+	Privileges    runtime.Privileges
+	Mounts        []runtime.Mount
 }
 
 // Run runs the suite.
@@ -50,6 +53,15 @@ func Run(t *testing.T, w World) {
 		"UnknownIsDeletedAndAbsent": unknown,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, w) })
+	}
+	if d, ok := w.Driver.(runtime.Freezer); ok {
+		t.Run("Freeze", func(t *testing.T) { freeze(t, w, d) })
+	}
+	if d, ok := w.Driver.(runtime.Differ); ok {
+		t.Run("Diff", func(t *testing.T) { diff(t, w, d) })
+	}
+	if d, ok := w.Driver.(runtime.Checkpointer); ok {
+		t.Run("Checkpoint", func(t *testing.T) { checkpoint(t, w, d) })
 	}
 }
 

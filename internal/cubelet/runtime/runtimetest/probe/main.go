@@ -44,6 +44,15 @@ func run(what, first, second string) error {
 	case "copy":
 		_, err := io.Copy(os.Stdout, os.Stdin)
 		return err
+	case "change":
+		return change()
+	case "count":
+		return count(first)
+	case "same":
+		a, err1 := os.Stat(first)
+		b, err2 := os.Stat(second)
+		fmt.Println(os.SameFile(a, b))
+		return errors.Join(err1, err2)
 	case "terminal":
 		return terminal()
 	case "list":
