@@ -227,7 +227,7 @@ func TestOneOfNoUseIsReplaced(t *testing.T) {
 	check(t, syscall.Kill(before[0], syscall.SIGKILL))
 	runtimetest.Eventually(t, "another waits", func() bool {
 		now := w.cube.WarmKernels()
-		return len(now) == 1 && now[0] != before[0]
+		return w.cube.Warm() == 1 && len(now) == 1 && now[0] != before[0]
 	})
 	s := w.create(request())
 	if !waited(s) {

@@ -64,8 +64,9 @@ func (g *Guest) resolveBy(text string) error {
 }
 
 // giveUpNaming drops the capability that the name took, on every thread and
-// for good. A guest that was started before its sandbox had a name is given it
-// for this, outside the set that its programs may have; others never had it.
+// for good, before any program of the sandbox's is started. A guest that was
+// started before its sandbox had a name is given it for this; others never had
+// it.
 func giveUpNaming() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
@@ -76,10 +77,14 @@ func giveUpNaming() error {
 	if (sets[0].Effective|sets[0].Permitted|sets[0].Inheritable)&naming == 0 {
 		return nil
 	}
+	// What is executed later has at most what the bounding set has. A capability
+	// is each thread's own.
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, unix.CAP_SYS_ADMIN, 0); errno != 0 {
+		return errno
+	}
 	sets[0].Effective &^= naming
 	sets[0].Permitted &^= naming
 	sets[0].Inheritable &^= naming
-	// A capability is each thread's own.
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&sets[0])), 0); errno != 0 { //nolint:gosec // the call takes addresses
 		return errno
 	}

@@ -179,8 +179,9 @@ const openFiles = 1 << 20
 func spec(s runtime.Sandbox) *specs.Spec {
 	files := cmp.Or(s.OpenFiles, openFiles)
 	may := capabilities()
-	if s.Unnamed { // not in the bounding set: no program that is executed has it
-		may.Effective, may.Permitted = append(slices.Clone(may.Effective), naming), append(slices.Clone(may.Permitted), naming)
+	if s.Unnamed { // gVisor gives the first program nothing beyond the bounding set
+		list := append(slices.Clone(may.Bounding), naming)
+		may = &specs.LinuxCapabilities{Bounding: list, Effective: list, Permitted: list}
 	}
 	return &specs.Spec{
 		Version:     specs.Version,

@@ -77,8 +77,8 @@ type Sandbox struct {
 	OpenFiles     uint64 // the limit of each process; 0: the driver's own
 	Privileges    Privileges
 
-	// Unnamed: its first program is to give it its hostname later. It may do so,
-	// and what it starts may not.
+	// Unnamed: its first program is to give it its hostname later, and is trusted
+	// to give up the right to before it starts another.
 	Unnamed bool
 
 	Mounts []Mount // of the host, as its operator allows
