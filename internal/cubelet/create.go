@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"path/filepath"
 	"reflect"
 	"time"
 
@@ -14,7 +15,9 @@ import (
 
 	"github.com/paddock-dev/paddock/internal/cubelet/cgroup"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
+	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
 	"github.com/paddock-dev/paddock/internal/fault"
+	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/platform/fail"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 )
@@ -83,37 +86,37 @@ func (c *Cubelet) admit(e entry) (s *instance, mine bool, err error) {
 		s.waiting++
 		return s, false, nil
 	}
-	if c.closing {
-		return nil, false, fault.New(fault.HostUnreachable, "host %s stops", c.cfg.Cubelet.NodeID)
-	}
-	if c.count.spent() {
-		return nil, false, fault.New(fault.DataDir, "host %s cannot keep count of its sandboxes in %s", c.cfg.Cubelet.NodeID, c.count.path)
-	}
-	if free := c.room.Sub(c.usedLocked()); !e.Resources.Fits(free) {
-		return nil, false, c.fullLocked(fault.New(fault.HostFull, "sandbox %s asks for %s; host %s has %s free of %s", e.ID, show(e.Resources), c.cfg.Cubelet.NodeID, show(free), show(c.room)))
-	}
-	if limit := c.createLimit; limit > 0 && c.creatingLocked() >= limit {
-		return nil, false, c.fullLocked(fault.New(fault.HostBusy, "sandbox %s: host %s makes %d at once, which is its limit", e.ID, c.cfg.Cubelet.NodeID, limit))
+	if err := c.roomLocked(e, host.Resources{}); err != nil {
+		return nil, false, err
 	}
 	if _, err := os.Stat(c.images.Path(e.ArtifactID)); err != nil {
 		return nil, false, fault.New(fault.ArtifactNotFound, "artifact %s on host %s", e.ArtifactID, c.cfg.Cubelet.NodeID)
 	}
-	w := c.takeLocked(e)
+	from, err := c.originLocked(e)
+	if err != nil {
+		return nil, false, err
+	}
+	var w *instance
+	if from == nil {
+		w = c.takeLocked(e)
+	}
 	if w != nil {
 		e.Box, e.Network = w.id, w.entry.Network
-	} else if e.Network, err = c.nets.Reserve(e.ID); err != nil {
-		if going := c.spareLocked(time.Now()); going != nil {
-			return nil, false, &yielding{going, err}
-		}
-		return nil, false, c.fullLocked(fault.Wrap(fault.HostFull, err, "network of sandbox %s", e.ID))
+	} else if e.Network, err = c.reserveLocked(e.ID); err != nil {
+		return nil, false, err
 	}
 	s = c.newInstance(e)
 	if w != nil {
 		s.ahead, s.guest = w, w.guest.showing(e.AccessToken)
 	}
 	s.waiting = 1
+	if from != nil {
+		s.from = from
+		c.snaps[e.Snapshot].refs++
+	} else {
+		c.demandLocked(e)
+	}
 	c.live[e.ID] = s
-	c.demandLocked(e)
 	c.yieldLocked(time.Now())
 	c.countLocked()
 	c.metrics.running.Set(float64(len(c.live)))
@@ -129,7 +132,7 @@ func same(a, b entry) bool {
 	return a.TemplateID == b.TemplateID && a.ArtifactID == b.ArtifactID && a.Resources == b.Resources && a.Writable == b.Writable &&
 		a.Hostname == b.Hostname && a.User == b.User && a.WorkingDir == b.WorkingDir && reflect.DeepEqual(a.Command, b.Command) && reflect.DeepEqual(a.Probe, b.Probe) &&
 		maps.Equal(a.Envs, b.Envs) && maps.Equal(a.Metadata, b.Metadata) &&
-		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles && a.AccessToken == b.AccessToken
+		reflect.DeepEqual(a.Egress, b.Egress) && reflect.DeepEqual(a.Resolver, b.Resolver) && a.OpenFiles == b.OpenFiles && a.AccessToken == b.AccessToken && a.Snapshot == b.Snapshot
 }
 
 // spawn begins the create. It lives on its own context, since several callers
@@ -151,6 +154,7 @@ func (c *Cubelet) spawn(ctx context.Context, s *instance) {
 		s.life.Lock()
 		err := c.make(own, s)
 		s.life.Unlock()
+		c.begun(s)
 		defer c.tendSoon()
 		if err == nil {
 			c.metrics.create.Observe(time.Since(began).Seconds())
@@ -225,11 +229,24 @@ func (c *Cubelet) make(ctx context.Context, s *instance) error {
 	if err := c.build(ctx, s); err != nil {
 		return err
 	}
-	c.metrics.starts.WithLabelValues("cold").Inc()
-	if err := c.timed(s, "init", func() error { return s.guest.init(ctx, settingsOf(s.entry)) }); err != nil {
+	if err := c.tellLife(ctx, s); err != nil {
 		return err
 	}
 	return c.serve(ctx, s)
+}
+
+// tellLife tells the guest what it must know in this life.
+func (c *Cubelet) tellLife(ctx context.Context, s *instance) error {
+	how, tell, asked := "cold", settingsOf(s.entry), s.guest
+	if s.from.withMemory() {
+		// The guest is the one of before, and asks for what it asked for then.
+		how, asked = "restored", s.guest.showing(s.from.token)
+		tell.NewLife, tell.Hostname, tell.Resolver = s.entry.lifeName(), s.entry.Hostname, resolvConf(s.entry, hostResolver)
+	}
+	c.metrics.starts.WithLabelValues(how).Inc()
+	return c.timed(s, "init", func() error {
+		return s.whileAlive(ctx, func(ctx context.Context) error { return asked.init(ctx, tell) })
+	})
 }
 
 // build makes a sandbox up to where its guest answers. What needs nothing of
@@ -302,7 +319,7 @@ func (c *Cubelet) connect(ctx context.Context, s *instance) error {
 // start starts the runtime and waits for the guest.
 func (c *Cubelet) start(ctx context.Context, s *instance) error {
 	err := c.timed(s, "runtime", func() error {
-		p, err := c.driver.Start(ctx, s.box)
+		p, err := c.launch(ctx, s)
 		c.mu.Lock()
 		s.entry.Kernel = p
 		c.mu.Unlock()
@@ -320,8 +337,25 @@ func (c *Cubelet) start(ctx context.Context, s *instance) error {
 	return nil
 }
 
+// launch starts the runtime with what the sandbox begins with.
+func (c *Cubelet) launch(ctx context.Context, s *instance) (runtime.Process, error) {
+	switch {
+	case s.from == nil:
+	case s.from.memory:
+		d, ok := c.driver.(runtime.Checkpointer)
+		if !ok {
+			return runtime.Process{}, fault.New(fault.Unsupported, "sandbox %s: its runtime has no memory to begin with", s.id)
+		}
+		return d.Restore(ctx, s.box, filepath.Join(s.from.path, memoryDir))
+	default:
+		s.box.Layer = filepath.Join(s.from.path, layerFile)
+	}
+	return c.driver.Start(ctx, s.box)
+}
+
 // serve starts the sandbox's command, when its guest knows all that it must,
-// and makes the sandbox usable.
+// and makes the sandbox usable. In memory that was kept, the command runs
+// already.
 func (c *Cubelet) serve(ctx context.Context, s *instance) error {
 	c.mu.Lock()
 	s.built = true
@@ -333,7 +367,7 @@ func (c *Cubelet) serve(ctx context.Context, s *instance) error {
 	if err := point(ctx, "cubelet.create.init"); err != nil {
 		return err
 	}
-	if s.entry.Probe != nil {
+	if s.entry.Probe != nil && !s.from.withMemory() {
 		if err := c.timed(s, "probe", func() error { return c.serveWell(ctx, s) }); err != nil {
 			return err
 		}
@@ -382,7 +416,7 @@ func (c *Cubelet) command(ctx context.Context, s *instance) error {
 	if err := s.group.LimitCPU(s.entry.Resources.MilliCPU); err != nil {
 		return fault.Wrap(fault.RuntimeFailed, err, "cpu limit of sandbox %s", s.id)
 	}
-	if len(s.entry.Command) == 0 || s.entry.Probe != nil { // else serveWell starts it
+	if len(s.entry.Command) == 0 || s.entry.Probe != nil || s.from.withMemory() { // else serveWell starts it
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,13 +82,17 @@ type Cubelet struct {
 	work sync.WaitGroup // every goroutine of ours
 	news chan struct{}  // wakes the report
 
-	mu    sync.Mutex
-	live  map[string]*instance
-	warm  warmth
-	own   host.Resources // what it lets sandboxes have by itself
-	quota host.Quota     // what an operator wants instead
-	room  host.Resources // allocatable: what is to be
-	count counter
+	mu   sync.Mutex
+	live map[string]*instance
+	warm warmth
+	// passages are the sandboxes that go from one life to the next, and snaps
+	// what was kept of sandboxes for others to begin with.
+	passages map[string]*passage
+	snaps    map[string]*snapshot
+	own      host.Resources // what it lets sandboxes have by itself
+	quota    host.Quota     // what an operator wants instead
+	room     host.Resources // allocatable: what is to be
+	count    counter
 	// createLimit is how many creates may be under way; 0: any number.
 	createLimit int64
 	closing     bool
@@ -105,11 +110,11 @@ func Open(ctx context.Context, d Deps) (*Cubelet, error) {
 		metrics: newMetrics(d.Metrics),
 		news:    make(chan struct{}, 1),
 		live:    map[string]*instance{},
-		warm:    newWarmth(),
+		warm:    newWarmth(), passages: map[string]*passage{}, snaps: map[string]*snapshot{},
 	}
 	c.images = images.New(images.Options{Dir: filepath.Join(dir, "images"), Log: d.Log, Token: d.Config.Auth.HostToken, RedirectTo: d.Config.Redirects()})
 	c.base, c.stop = context.WithCancel(context.WithoutCancel(ctx))
-	for _, sub := range []string{"mounts", "sandboxes", "images"} {
+	for _, sub := range []string{"mounts", "sandboxes", "images", "snapshots"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fault.Wrap(fault.DataDir, err, "cubelet")
 		}
@@ -212,7 +217,7 @@ func (c *Cubelet) close() error {
 	c.stop()
 	c.work.Wait()
 	c.images.Wait()
-	if len(c.all()) > 0 {
+	if c.holding() {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
@@ -220,13 +225,16 @@ func (c *Cubelet) close() error {
 	return errors.Join(err, c.mounts.Sweep(), c.nets.Close(ctx), c.cgroups.Remove(), c.driver.Close(), os.RemoveAll(c.run))
 }
 
-// endAll ends every sandbox and waits until nothing is left of them.
+// endAll ends every sandbox but the paused ones, which have nothing to end, and
+// waits until nothing is left of them.
 func (c *Cubelet) endAll() error {
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
-	all := c.all()
-	for _, s := range all {
-		c.end(s, "the host stops", errDeleted)
+	var all []*instance
+	for _, s := range c.all() {
+		if !c.resting(s) {
+			all = append(all, c.end(s, "the host stops", errDeleted))
+		}
 	}
 	var errs []error
 	for _, s := range all {
@@ -237,6 +245,18 @@ func (c *Cubelet) endAll() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// resting reports whether s is paused, and has nothing but its state on disk.
+func (c *Cubelet) resting(s *instance) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return s.state == paused && !s.charged
+}
+
+// holding reports whether a sandbox has anything of the machine but disk.
+func (c *Cubelet) holding() bool {
+	return slices.ContainsFunc(c.all(), func(s *instance) bool { return !c.resting(s) })
 }
 
 func (c *Cubelet) all() []*instance {

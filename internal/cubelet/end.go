@@ -18,11 +18,13 @@ import (
 func (c *Cubelet) Delete(ctx context.Context, id, reason string) (existed bool, err error) {
 	c.mu.Lock()
 	s, ok := c.live[id]
+	if ok {
+		c.endLocked(s, reason, errDeleted)
+	}
 	c.mu.Unlock()
 	if !ok {
 		return false, nil
 	}
-	c.end(s, reason, errDeleted)
 	select {
 	case <-s.gone:
 		return true, nil
@@ -31,22 +33,26 @@ func (c *Cubelet) Delete(ctx context.Context, id, reason string) (existed bool, 
 	}
 }
 
-// end has a sandbox removed. Its create, when it is still on its way, is given
-// up because of cause.
-func (c *Cubelet) end(s *instance, reason string, cause error) {
+// end has a sandbox removed, in whichever life it is by now, and returns that.
+// Its create, or what else is on its way, is given up because of cause.
+func (c *Cubelet) end(s *instance, reason string, cause error) *instance {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.endLocked(s, reason, cause)
+	return c.endLocked(s, reason, cause)
 }
 
-func (c *Cubelet) endLocked(s *instance, reason string, cause error) {
+func (c *Cubelet) endLocked(s *instance, reason string, cause error) *instance {
+	for s.next != nil {
+		s = s.next
+	}
 	if s.ending {
-		return
+		return s
 	}
 	s.ending, s.state, s.reason = true, stopping, reason
 	s.still()
 	s.abort(cause)
 	c.work.Go(func() { c.remove(s) })
+	return s
 }
 
 // remove removes everything of s, again and again until nothing is left. What

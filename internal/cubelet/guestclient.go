@@ -145,7 +145,8 @@ type settings struct {
 	DefaultUser    string            `json:"defaultUser,omitempty"`
 	DefaultWorkdir string            `json:"defaultWorkdir,omitempty"`
 
-	// For one that was started before it had a name.
+	// For one that was started before it had a name, or for another.
+	NewLife  string `json:"newLife,omitempty"`
 	Hostname string `json:"hostname,omitempty"`
 	Resolver string `json:"resolvConf,omitempty"`
 }

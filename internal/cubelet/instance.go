@@ -23,6 +23,11 @@ const (
 	stopping state = "stopping"
 	exited   state = "exited"
 
+	pausing     state = "pausing"
+	paused      state = "paused"
+	resuming    state = "resuming"
+	rollingBack state = "rolling_back"
+
 	// waiting is one that no create has asked for yet.
 	waiting state = "waiting"
 )
@@ -56,14 +61,16 @@ type instance struct {
 	reason  string
 	failed  error // why the create failed
 	steps   map[string]time.Duration
-	waiting int  // callers that wait for the create
-	ending  bool // somebody removes it
-	charged bool // it holds its resources
-	built   bool // its guest answers
+	waiting int       // callers that wait for the create
+	ending  bool      // somebody removes it
+	charged bool      // it holds its resources
+	built   bool      // its guest answers
+	next    *instance // its life after this one
 
 	// life is held by whoever makes or unmakes the instance.
 	life    sync.Mutex
 	ahead   *instance // the one that waited for this, until it is made of it
+	from    *origin   // what it begins with; nil: its template
 	mounted bool
 }
 
@@ -163,9 +170,10 @@ func (c *Cubelet) explain(s *instance, err error) error {
 func (c *Cubelet) usedLocked() host.Resources {
 	var used host.Resources
 	for _, s := range c.live {
-		if s.charged {
-			used = used.Add(s.entry.Resources)
-		}
+		used = used.Add(s.holds())
+	}
+	for _, k := range c.snaps {
+		used.DiskBytes += k.Bytes
 	}
 	return used
 }

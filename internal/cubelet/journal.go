@@ -11,6 +11,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/cubelet/durable"
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/cubelet/runtime"
+	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/host"
 	"github.com/paddock-dev/paddock/internal/sandbox"
 )
@@ -53,6 +54,34 @@ type entry struct {
 	// Released is set when its network was given back: another may have the
 	// address since.
 	Released bool `json:"released,omitempty"`
+
+	// Generation is the highest life of it that the host has met. Snapshot is
+	// what it began with; empty: its template alone.
+	Generation int64  `json:"generation,omitempty"`
+	Snapshot   string `json:"snapshot,omitempty"`
+	// Phase is what it goes through, or that it is kept.
+	Phase phase `json:"phase,omitempty"`
+	// Kept is set from when it is kept whole, until it runs again.
+	Kept *kept `json:"kept,omitempty"`
+	// Failed is what the last passage came to that failed.
+	Failed *failure `json:"failed,omitempty"`
+}
+
+// phase is where a sandbox is between two states that last.
+type phase string
+
+const (
+	toPause    phase = "pausing"
+	atRest     phase = "paused"
+	toRun      phase = "resuming"
+	toSnapshot phase = "rolling_back"
+)
+
+// failure is a passage's end that its caller may not have heard of.
+type failure struct {
+	Generation int64        `json:"generation"`
+	Detail     fault.Detail `json:"detail"`
+	HTTP       int          `json:"http"`
 }
 
 // box is the name under which the runtime, the cgroups and the directory of the

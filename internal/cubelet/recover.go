@@ -25,6 +25,9 @@ func (c *Cubelet) recover(ctx context.Context) error {
 	if err != nil {
 		return fault.Wrap(fault.DataDir, err, "journal")
 	}
+	if err := c.openSnapshots(); err != nil {
+		return err
+	}
 	open := map[network.Network]network.Policy{}
 	for _, e := range entries {
 		if !e.Released {
@@ -57,7 +60,11 @@ func (c *Cubelet) recover(ctx context.Context) error {
 
 // take decides what becomes of one sandbox of an earlier process.
 func (c *Cubelet) take(ctx context.Context, s *instance) {
+	c.settlePhase(s)
 	switch {
+	case s.entry.Kept != nil:
+		c.takeKept(s)
+		c.log.InfoContext(ctx, "paused sandbox found", slog.String("sandbox_id", s.id))
 	case c.adopt(ctx, s):
 		c.log.InfoContext(ctx, "sandbox adopted", slog.String("sandbox_id", s.id))
 	case s.entry.Kernel.PID == 0:
@@ -77,6 +84,41 @@ func (c *Cubelet) take(ctx context.Context, s *instance) {
 		s.charged, s.reason = false, s.entry.Reason
 		c.put(s, exited)
 	}
+}
+
+// settlePhase decides what a passage has come to that an earlier process began:
+// before a journal's word that it is kept, a sandbox goes on if it lives, and
+// after it, it is kept.
+func (c *Cubelet) settlePhase(s *instance) {
+	e := &s.entry
+	why := fault.New(map[phase]*fault.Code{toPause: fault.CannotKeep, toRun: fault.CannotResume, toSnapshot: fault.CannotRollBack}[e.Phase], "sandbox %s: its host's cubelet ended meanwhile", s.id)
+	switch {
+	case e.Phase == "" || e.Phase == atRest:
+		return
+	case e.Kept != nil:
+		e.Phase, e.Failed = atRest, failed(e.Generation, why)
+	case e.Phase == toPause && !e.Kernel.Alive():
+		// The machine may have ended between the state's last byte and the word.
+		if k, err := readKept(c.keptPath(s, e.Generation)); err == nil {
+			e.Phase, e.Kept = atRest, &k
+			return
+		}
+		e.Phase = ""
+	default:
+		e.Phase, e.Failed = "", failed(e.Generation, why)
+	}
+}
+
+// takeKept takes a paused sandbox over, and gives back what it may still have.
+func (c *Cubelet) takeKept(s *instance) {
+	s.still()
+	if s.entry.Released && s.entry.Kernel.PID == 0 && s.entry.Failed == nil {
+		s.charged = false
+		c.put(s, paused)
+		return
+	}
+	c.put(s, paused)
+	c.settleDown(s)
 }
 
 // soon waits for what is mostly done at once; else it goes on behind.
@@ -102,6 +144,10 @@ func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
 	if !e.EndedAt.IsZero() || !e.Kernel.Alive() {
 		return false
 	}
+	if err := c.thaw(ctx, s); err != nil {
+		c.log.ErrorContext(ctx, "a sandbox that stood still to be kept is ended", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
+		return false
+	}
 	bounded, cancel := context.WithTimeout(ctx, adoptTime)
 	defer cancel()
 	if err := s.await(bounded); err != nil {
@@ -110,6 +156,9 @@ func (c *Cubelet) adopt(ctx context.Context, s *instance) bool {
 	if _, err := c.mounts.Acquire(e.ArtifactID, c.images.Path(e.ArtifactID)); err != nil {
 		c.log.WarnContext(ctx, "the template of a running sandbox is gone", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 		return false
+	}
+	if err := c.dropKept(s, ""); err != nil {
+		c.log.WarnContext(ctx, "kept state is left until the sandbox's next life", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 	}
 	s.mounted, s.steps = true, e.Steps
 	if s.steps == nil {

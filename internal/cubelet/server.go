@@ -75,8 +75,13 @@ func (c *Cubelet) unusedBy(id string) error {
 // unusedLocked returns fault.TemplateInUse when a sandbox has the artifact.
 func (c *Cubelet) unusedLocked(id string) error {
 	for _, s := range c.live {
-		if s.entry.ArtifactID == id && s.charged {
+		if s.entry.ArtifactID == id && (s.charged || s.entry.Kept != nil) {
 			return fault.New(fault.TemplateInUse, "artifact %s: sandbox %s on host %s", id, s.entry.ID, c.cfg.Cubelet.NodeID)
+		}
+	}
+	for _, k := range c.snaps {
+		if k.ArtifactID == id {
+			return fault.New(fault.TemplateInUse, "artifact %s: snapshot %s on host %s", id, k.ID, c.cfg.Cubelet.NodeID)
 		}
 	}
 	return nil
@@ -113,6 +118,7 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 		Probe:     probe,
 		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
 		Egress: egress, Resolver: resolve, OpenFiles: r.GetOpenFiles(), AccessToken: r.GetAccessToken(),
+		Snapshot: r.GetSnapshotId(), Generation: r.GetGeneration(),
 	})
 	if err != nil {
 		return nil, serve.GRPCError(err)
@@ -149,6 +155,11 @@ var wireStates = map[state]hostpb.SandboxState{
 	running:  hostpb.SandboxState_SANDBOX_STATE_RUNNING,
 	stopping: hostpb.SandboxState_SANDBOX_STATE_STOPPING,
 	exited:   hostpb.SandboxState_SANDBOX_STATE_EXITED,
+
+	pausing:     hostpb.SandboxState_SANDBOX_STATE_PAUSING,
+	paused:      hostpb.SandboxState_SANDBOX_STATE_PAUSED,
+	resuming:    hostpb.SandboxState_SANDBOX_STATE_RESUMING,
+	rollingBack: hostpb.SandboxState_SANDBOX_STATE_ROLLING_BACK,
 }
 
 func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
@@ -158,10 +169,17 @@ func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
 	for name, took := range s.steps {
 		steps[name] = took.Microseconds()
 	}
-	return &hostpb.Sandbox{
+	m := &hostpb.Sandbox{
 		SandboxId: s.entry.ID, TemplateId: s.entry.TemplateID, ArtifactId: s.entry.ArtifactID, State: wireStates[s.state], Ip: s.entry.Network.IP, Reason: s.reason, StepUs: steps,
-		Resources: wireResources(s.entry.Resources), CreatedAt: timestamppb.New(s.entry.CreatedAt),
+		Resources: wireResources(s.entry.Resources), CreatedAt: timestamppb.New(s.entry.CreatedAt), Generation: s.entry.Generation, Warm: s.entry.Box != "",
 	}
+	if k := s.entry.Kept; k != nil {
+		m.KeptBytes, m.WithMemory = k.Bytes, k.WithMemory
+		if !s.charged {
+			m.Ip = "" // another may have it
+		}
+	}
+	return m
 }
 
 func wireResources(r host.Resources) *hostpb.Resources {

@@ -42,10 +42,10 @@ type Freezer interface {
 // Checkpointer keeps sandboxes with their memory.
 type Checkpointer interface {
 	// Checkpoint writes the memory of a sandbox and all that it wrote into dir,
-	// which exists and is empty. With stay it goes on afterwards; else its
-	// processes have ended when the call returns, and Delete removes the rest. A
-	// checkpoint that fails leaves the sandbox running, or ended, never stopped;
-	// what is in dir then is of no use.
+	// which exists and is empty. With stay it goes on afterwards, or is frozen as
+	// before; else its processes have ended when the call returns, and Delete
+	// removes the rest. A checkpoint that fails leaves the sandbox running, or
+	// ended, never stopped; what is in dir then is of no use.
 	Checkpoint(ctx context.Context, id, dir string, stay bool) error
 	// Restore starts s as it was when dir was written, as Start does. dir stays
 	// as it is: any number of sandboxes can be started from it.

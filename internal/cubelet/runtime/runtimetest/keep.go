@@ -203,6 +203,26 @@ func checkpoint(t *testing.T, w World, d runtime.Checkpointer) {
 	must(t, err)
 	w.countsBeyond(t, last.ID, 20)
 
+	// One that is frozen can be kept, and stays frozen: it is that moment.
+	if f, ok := d.(runtime.Freezer); ok {
+		must(t, f.Freeze(bounded(t), last.ID))
+		if d, ok := d.(runtime.Differ); ok {
+			must(t, d.Diff(bounded(t), last.ID, filepath.Join(dir, "frozen.tar")))
+		}
+		still := filepath.Join(dir, "still")
+		must(t, os.Mkdir(still, 0o700))
+		must(t, d.Checkpoint(bounded(t), last.ID, still, true))
+		thawed := w.New(t, counting)
+		_, err := d.Restore(bounded(t), thawed, still)
+		must(t, err)
+		w.countsBeyond(t, thawed.ID, 20)
+		if st, _, err := w.Driver.Status(bounded(t), last.ID); err != nil || st.Running {
+			t.Errorf("its checkpoint has thawed it: %+v, %v", st, err)
+		}
+		must(t, f.Thaw(bounded(t), last.ID))
+		w.countsBeyond(t, last.ID, w.counted(t, last.ID))
+	}
+
 	// What cannot be kept goes on, or has ended; it is never left stopped.
 	must(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 	if err := d.Checkpoint(bounded(t), last.ID, filepath.Join(dir, "file", "deep"), true); err == nil {
