@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, log *slog.Logger) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("hide the guest's memory: %w", err)
 	}
-	deps := guest.Deps{Log: log, DefaultUser: *user, DefaultWorkdir: *workdir, Environ: guest.Environ(), Init: os.Getpid() == 1}
+	deps := guest.Deps{Log: log, DefaultUser: *user, DefaultWorkdir: *workdir, Environ: guest.Environ(), Init: os.Getpid() == 1, Output: os.Stdout}
 	if *ownClock {
 		deps.SetClock = setClock
 	}

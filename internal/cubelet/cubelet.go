@@ -271,7 +271,6 @@ func (c *Cubelet) all() []*instance {
 
 const (
 	tendEvery  = time.Second
-	logMax     = 1 << 20        // of one sandbox's log
 	exitedKept = 24 * time.Hour // how long an ended sandbox nobody deletes is told of
 )
 
@@ -298,17 +297,12 @@ func (c *Cubelet) tend(ctx context.Context) {
 	}
 }
 
-// trim empties a log that has grown too long. The sandbox holds the file and
-// appends to it, so it cannot be bounded where it is written.
+// trim cuts a log that has grown too long.
 func (c *Cubelet) trim(ctx context.Context, s *instance) {
 	c.mu.Lock()
 	log := s.box.Log
 	c.mu.Unlock()
-	info, err := os.Stat(log)
-	if err != nil || info.Size() <= logMax {
-		return
-	}
-	if err := os.Truncate(log, 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := trimLog(log); err != nil {
 		c.log.ErrorContext(ctx, "a sandbox's log cannot be cut", slog.String("sandbox_id", s.id), slog.String("error", err.Error()))
 	}
 }

@@ -2,8 +2,11 @@ package cubelet
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/netip"
+	"os"
+	"testing"
 
 	"github.com/paddock-dev/paddock/internal/cubelet/network"
 	"github.com/paddock-dev/paddock/internal/hostpb"
@@ -116,4 +119,26 @@ func (c *Cubelet) TakeAddresses() (release func()) {
 			c.nets.Release(n)
 		}
 	}
+}
+
+// TrimLog is what keeps logs short.
+func TrimLog(path string) error { return trimLog(path) }
+
+// LogText is what of a log is shown.
+func LogText(tb testing.TB, path string, tail int) string {
+	tb.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer f.Close()
+	at, err := logStart(f, tail)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	b, err := io.ReadAll(io.NewSectionReader(f, at, 1<<40))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(b)
 }

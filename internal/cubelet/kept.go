@@ -134,6 +134,30 @@ func (s *instance) writtenBytes() int64 {
 	if err != nil {
 		return s.entry.Writable
 	}
+	return n + heldBytes(s.entry.Kernel.PID, s.box.Dir)
+}
+
+// heldBytes is what a process has on disk below dir in files without a name:
+// where the runtime's layers are, so that none outlives it.
+func heldBytes(pid int, dir string) (n int64) {
+	fds := fmt.Sprintf("/proc/%d/fd", pid)
+	names, err := os.ReadDir(fds)
+	if err != nil {
+		return 0 // it has ended
+	}
+	seen := map[uint64]bool{}
+	for _, f := range names {
+		path := filepath.Join(fds, f.Name())
+		to, err := os.Readlink(path)
+		if err != nil || !strings.HasPrefix(to, dir+"/") || !strings.HasSuffix(to, " (deleted)") {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(path, &st) == nil && !seen[st.Ino] {
+			seen[st.Ino] = true
+			n += st.Blocks * 512
+		}
+	}
 	return n
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/paddock-dev/paddock/internal/fault"
 	"github.com/paddock-dev/paddock/internal/hostpb"
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/sandbox"
@@ -79,4 +80,36 @@ func wireSnapshot(k *snapshot) *hostpb.Snapshot {
 		SnapshotId: k.ID, SandboxId: k.SandboxID, TemplateId: k.TemplateID, ArtifactId: k.ArtifactID, WithMemory: k.WithMemory, SizeBytes: k.Bytes,
 		CreatedAt: timestamppb.New(k.CreatedAt), Resources: wireResources(k.Resources), WritableBytes: k.Writable,
 	}
+}
+
+// StatSandboxes tells what sandboxes use.
+func (s *Server) StatSandboxes(_ context.Context, r *hostpb.StatSandboxesRequest) (*hostpb.StatSandboxesResponse, error) {
+	return &hostpb.StatSandboxesResponse{Sandboxes: s.c.Stats(r.GetSandboxIds())}, nil
+}
+
+// ReadLogs streams what a sandbox's program and its runtime wrote.
+func (s *Server) ReadLogs(r *hostpb.ReadLogsRequest, stream hostpb.HostService_ReadLogsServer) error {
+	return serve.GRPCError(s.c.ReadLogs(stream.Context(), r.GetSandboxId(), int(r.GetTail()), r.GetFollow(), func(b []byte) error {
+		return stream.Send(&hostpb.ReadLogsResponse{Data: b})
+	}))
+}
+
+// ExportRoot streams the whole root of a sandbox or snapshot.
+func (s *Server) ExportRoot(r *hostpb.ExportRootRequest, stream hostpb.HostService_ExportRootServer) error {
+	if (r.GetSandboxId() == "") == (r.GetSnapshotId() == "") {
+		return serve.GRPCError(fault.New(fault.InvalidInput, "export: name a sandbox or a snapshot"))
+	}
+	return serve.GRPCError(s.c.ExportRoot(stream.Context(), r.GetSandboxId(), r.GetSnapshotId(), rootSink{stream}))
+}
+
+// rootSink sends what is written to it.
+type rootSink struct {
+	stream hostpb.HostService_ExportRootServer
+}
+
+func (w rootSink) Write(b []byte) (int, error) {
+	if err := w.stream.Send(&hostpb.ExportRootResponse{Data: b}); err != nil {
+		return 0, err
+	}
+	return len(b), nil
 }

@@ -12,6 +12,7 @@ package guest
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -52,6 +53,8 @@ type Deps struct {
 	Root string
 	// Init: this guest is the first process of its sandbox.
 	Init bool
+	// Output gets what the processes of StartTag say; nil: nothing does.
+	Output io.Writer
 	// SetClock sets the clock of the sandbox; nil: the clock is the host's.
 	SetClock func(time.Time) error
 }
@@ -66,6 +69,7 @@ type Guest struct {
 	watchers *watchers
 	meter    *meter
 	life     *life
+	record   *recorder // nil: nothing is recorded
 	root     string
 	init     bool
 	setClock func(time.Time) error
@@ -83,7 +87,7 @@ func New(d Deps) (*Guest, error) {
 	if d.Root == "" {
 		d.Root = "/"
 	}
-	return &Guest{
+	g := &Guest{
 		log:      d.Log,
 		settings: newSettings(d),
 		users:    accounts{passwd: filepath.Join(d.Root, "etc/passwd"), group: filepath.Join(d.Root, "etc/group")},
@@ -95,7 +99,11 @@ func New(d Deps) (*Guest, error) {
 		root:     d.Root,
 		init:     d.Init,
 		setClock: d.SetClock,
-	}, nil
+	}
+	if d.Output != nil {
+		g.record = newRecorder(d.Output)
+	}
+	return g, nil
 }
 
 // Run reaps orphans until ctx ends. Then every process is asked to stop, and

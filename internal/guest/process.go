@@ -37,6 +37,7 @@ type process struct {
 	in      *input // nil if it reads an empty input
 	outputs []output
 	ended   chan struct{} // closed when it ended and its output is out
+	record  *recorder     // of its output; nil: none
 
 	mu        sync.Mutex
 	followers map[*follower]struct{}
@@ -72,6 +73,9 @@ func (g *Guest) start(l launch, first *follower) (*process, error) {
 	p := &process{config: l.config, tag: l.tag, ended: make(chan struct{}), followers: map[*follower]struct{}{}}
 	if l.ring {
 		p.ring = &ring{}
+	}
+	if l.tag != nil && *l.tag == StartTag {
+		p.record = g.record
 	}
 	if first != nil {
 		p.followers[first] = struct{}{}
@@ -258,6 +262,9 @@ func (p *process) rest(o output, buffer []byte) (open bool) {
 func (p *process) tell(o output, data []byte) {
 	if len(data) == 0 {
 		return
+	}
+	if p.record != nil {
+		p.record.add(data)
 	}
 	p.mu.Lock()
 	if len(p.followers) == 0 && p.ring == nil {

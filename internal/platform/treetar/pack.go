@@ -9,8 +9,11 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/paddock-dev/paddock/internal/fault"
 )
@@ -20,8 +23,14 @@ type PackOptions struct {
 	Limits Limits
 	// Owners: entries name the numeric owners of the files; else root.
 	Owners bool
+	// Attributes: files have their extended attributes, and devices and pipes are
+	// entries, too.
+	Attributes bool
 	// Leave names what is left out, with all that is below it; nil: nothing.
 	Leave func(name string) bool
+	// Bare names directories that have no entry of their own; what is below them
+	// has. Nil: none.
+	Bare func(name string) bool
 }
 
 type inode struct{ dev, ino uint64 }
@@ -42,15 +51,21 @@ type packer struct {
 // many. A file that shrinks while it is read is an error, since its size was
 // told before; what went away meanwhile is not.
 func Pack(ctx context.Context, w io.Writer, root *os.Root, o PackOptions) (left int, err error) {
-	p := &packer{ctx: ctx, root: root, out: tar.NewWriter(w), o: o, spent: spent{limits: o.Limits}, links: map[inode]string{}}
+	out := tar.NewWriter(w)
+	if left, err = PackInto(ctx, out, root, o); err != nil {
+		return left, err
+	}
+	return left, out.Close()
+}
+
+// PackInto is Pack into an archive that goes on.
+func PackInto(ctx context.Context, out *tar.Writer, root *os.Root, o PackOptions) (left int, err error) {
+	p := &packer{ctx: ctx, root: root, out: out, o: o, spent: spent{limits: o.Limits}, links: map[inode]string{}}
 	info, err := root.Stat(".")
 	if err == nil {
 		err = p.add(".", info)
 	}
-	if err != nil {
-		return p.left, err
-	}
-	return p.left, p.out.Close()
+	return p.left, err
 }
 
 func (p *packer) add(name string, info fs.FileInfo) error {
@@ -73,9 +88,44 @@ func (p *packer) add(name string, info fs.FileInfo) error {
 	case info.Mode().IsRegular():
 		return p.addFile(h, info, inode{st.Dev, st.Ino}, st.Nlink > 1)
 	}
-	p.left++
-	return nil
+	kind, ok := special[st.Mode&syscall.S_IFMT]
+	if !p.o.Attributes || !ok {
+		p.left++
+		return nil
+	}
+	h.Typeflag, h.Devmajor, h.Devminor = kind, int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
+	return p.header(h)
 }
+
+// special are the kinds of files without contents. A socket is none: its
+// program is elsewhere.
+var special = map[uint32]byte{syscall.S_IFCHR: tar.TypeChar, syscall.S_IFBLK: tar.TypeBlock, syscall.S_IFIFO: tar.TypeFifo}
+
+// attributes are the extended ones of an open file, as records of its header.
+func attributes(f *os.File) (map[string]string, error) {
+	list := make([]byte, longestList)
+	n, err := unix.Flistxattr(int(f.Fd()), list)
+	if err != nil || n == 0 {
+		if errors.Is(err, unix.ENOTSUP) {
+			err = nil
+		}
+		return nil, err
+	}
+	records := map[string]string{}
+	for name := range strings.SplitSeq(strings.TrimSuffix(string(list[:n]), "\x00"), "\x00") {
+		value := make([]byte, longestList)
+		n, err := unix.Fgetxattr(int(f.Fd()), name, value)
+		if err != nil {
+			return nil, fmt.Errorf("attribute %s: %w", name, err)
+		}
+		records["SCHILY.xattr."+name] = string(value[:n])
+	}
+	return records, nil
+}
+
+// longestList bounds the names of a file's attributes, and each value, as the
+// kernel does.
+const longestList = 64 << 10
 
 func (p *packer) header(h *tar.Header) error {
 	if err := p.spent.take(h.Size); err != nil {
@@ -98,8 +148,10 @@ func (p *packer) addDir(h *tar.Header) error {
 		return gone(err)
 	}
 	h.Typeflag, h.Name = tar.TypeDir, name+"/"
-	if err := p.header(h); err != nil {
-		return err
+	if p.o.Bare == nil || !p.o.Bare(name) {
+		if err := p.header(h); err != nil {
+			return err
+		}
 	}
 	for _, one := range list {
 		child := path.Join(name, one.Name())
@@ -140,6 +192,11 @@ func (p *packer) addFile(h *tar.Header, info fs.FileInfo, at inode, several bool
 		return err // another has its name by now
 	}
 	h.Typeflag, h.Size = tar.TypeReg, opened.Size()
+	if p.o.Attributes {
+		if h.PAXRecords, err = attributes(f); err != nil {
+			return fmt.Errorf("file %q: %w", h.Name, err)
+		}
+	}
 	if err := p.header(h); err != nil {
 		return err
 	}

@@ -177,10 +177,10 @@ func writesArePrivate(t *testing.T, w World) {
 	if status, out := w.exec(t, a.ID, "fill", "/root/mine", "1"); status != 0 {
 		t.Fatalf("status %d, %q", status, out)
 	}
-	if _, out := w.exec(t, a.ID, "list", "/root"); out != "mine" {
+	if _, out := w.exec(t, a.ID, "list", "/root"); out != "mine\nsub" {
 		t.Errorf("its own file is not there: %q", out)
 	}
-	if _, out := w.exec(t, b.ID, "list", "/root"); out != "" {
+	if _, out := w.exec(t, b.ID, "list", "/root"); out != "sub" {
 		t.Errorf("the neighbour sees %q", out)
 	}
 }
