@@ -44,6 +44,16 @@ type Life struct {
 
 	AccessToken  string // what its guest asks for; empty: nothing
 	TrafficToken string // what the proxy asks for; empty: nothing
+
+	Wish Wish
+}
+
+// Wish is what a sandbox in a passing state is to become, beside the state.
+type Wish struct {
+	Memory   bool       `json:"memory,omitempty"`   // kept with its memory, or not at all
+	Snapshot SnapshotID `json:"snapshot,omitempty"` // whose state it is given
+	Timeout  bool       `json:"timeout,omitempty"`  // nobody asked: its time is up
+	Tries    int        `json:"tries,omitempty"`    // pauses in a row that were due and failed
 }
 
 // SnapshotID names a snapshot. It is made by the master: SnapshotPrefix and 24
@@ -106,6 +116,7 @@ type Snapshot struct {
 	Bytes      int64
 	Request    []byte // of the sandbox, expanded, as JSON: what one begins with that is made of it
 	Error      string
+	ExpiresAt  time.Time // when it is deleted by itself; zero: never
 	CreatedAt  time.Time
 	ChangedAt  time.Time
 }

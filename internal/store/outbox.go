@@ -46,6 +46,14 @@ func (tx *Tx) Enqueue(ctx context.Context, m Message, after time.Duration) error
 	return err
 }
 
+// Waits reports whether a message of this topic and key is still to be
+// delivered.
+func (tx *Tx) Waits(ctx context.Context, topic, key string) (bool, error) {
+	var n int64
+	_, err := tx.Row(ctx, `SELECT COUNT(*) FROM outbox WHERE topic = ? AND message_key = ? AND dead = 0`, []any{topic, []byte(key)}, &n)
+	return n > 0, err
+}
+
 // Deliver hands due messages of topic to handle, at most batch, and returns how
 // many were done. A message whose handle fails is tried again after a growing
 // pause; one that failed for long stays as a dead row for an operator to see.

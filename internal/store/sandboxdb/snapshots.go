@@ -14,7 +14,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/template"
 )
 
-const snapshotColumns = `id, name, sandbox_id, template_id, artifact_id, host_id, state, version, driver, with_memory, size_bytes, request, error, created_us, changed_us`
+const snapshotColumns = `id, name, sandbox_id, template_id, artifact_id, host_id, state, version, driver, with_memory, size_bytes, request, error, expires_us, created_us, changed_us`
 
 // AddSnapshot stores a new snapshot in its first state.
 func AddSnapshot(ctx context.Context, tx *store.Tx, s sandbox.Snapshot) (sandbox.Snapshot, error) {
@@ -23,16 +23,27 @@ func AddSnapshot(ctx context.Context, tx *store.Tx, s sandbox.Snapshot) (sandbox
 		s.Request = []byte{}
 	}
 	return s, tx.Insert(ctx, fault.New(fault.Exists, "snapshot %s", s.ID),
-		`INSERT INTO snapshot (`+snapshotColumns+`) VALUES (`+store.Marks(15)+`)`,
-		string(s.ID), []byte(s.Name), string(s.SandboxID), string(s.TemplateID), string(s.ArtifactID), []byte(s.HostID), string(s.State), s.Version, s.Driver, s.WithMemory, s.Bytes, s.Request, []byte(s.Error),
+		`INSERT INTO snapshot (`+snapshotColumns+`) VALUES (`+store.Marks(16)+`)`,
+		string(s.ID), []byte(s.Name), string(s.SandboxID), string(s.TemplateID), string(s.ArtifactID), []byte(s.HostID), string(s.State), s.Version, s.Driver, s.WithMemory, s.Bytes, s.Request, []byte(s.Error), snapshotExpiry(s),
 		s.CreatedAt.UnixMicro(), s.ChangedAt.UnixMicro())
 }
 
 func scanSnapshot(r store.Scanner) (s sandbox.Snapshot, err error) {
-	var created, changed int64
-	err = r.Scan(&s.ID, &s.Name, &s.SandboxID, &s.TemplateID, &s.ArtifactID, &s.HostID, &s.State, &s.Version, &s.Driver, &s.WithMemory, &s.Bytes, &s.Request, &s.Error, &created, &changed)
+	var expires, created, changed int64
+	err = r.Scan(&s.ID, &s.Name, &s.SandboxID, &s.TemplateID, &s.ArtifactID, &s.HostID, &s.State, &s.Version, &s.Driver, &s.WithMemory, &s.Bytes, &s.Request, &s.Error, &expires, &created, &changed)
 	s.CreatedAt, s.ChangedAt = time.UnixMicro(created), time.UnixMicro(changed)
+	if expires > 0 {
+		s.ExpiresAt = time.UnixMicro(expires)
+	}
 	return s, err
+}
+
+// snapshotExpiry writes no expiry as 0.
+func snapshotExpiry(s sandbox.Snapshot) int64 {
+	if s.ExpiresAt.IsZero() {
+		return 0
+	}
+	return s.ExpiresAt.UnixMicro()
 }
 
 // GetSnapshot returns a snapshot, or fault.SnapshotNotFound.
@@ -52,6 +63,7 @@ type SnapshotFilter struct {
 	TemplateID    template.ID
 	ArtifactID    template.ArtifactID
 	ChangedBefore time.Time
+	ExpiredBy     time.Time // those without an expiry never are
 	// After is the last one of the page before: those that come behind it.
 	After sandbox.SnapshotID
 	Limit int // 0: 1000
@@ -83,6 +95,9 @@ func ListSnapshots(ctx context.Context, tx *store.Tx, f SnapshotFilter) ([]sandb
 	if !f.ChangedBefore.IsZero() {
 		and("changed_us < ?", f.ChangedBefore.UnixMicro())
 	}
+	if !f.ExpiredBy.IsZero() {
+		and("expires_us > 0 AND expires_us <= ?", f.ExpiredBy.UnixMicro())
+	}
 	if f.After != "" {
 		and("id > ?", string(f.After))
 	}
@@ -110,6 +125,12 @@ func MoveSnapshot(ctx context.Context, tx *store.Tx, s sandbox.Snapshot, on sand
 	tx.Moved("snapshot", string(s.ID), string(on), string(s.State), string(to))
 	s.State, s.Version, s.ChangedAt = to, s.Version+1, tx.Now
 	return s, nil
+}
+
+// CountSnapshots returns how many snapshots a host has or is to have.
+func CountSnapshots(ctx context.Context, tx *store.Tx, id host.ID) (n int, err error) {
+	_, err = tx.Row(ctx, `SELECT COUNT(*) FROM snapshot WHERE host_id = ? AND state <> ?`, []any{[]byte(id), string(sandbox.SnapGone)}, &n)
+	return n, err
 }
 
 // ForgetSnapshots removes rows of snapshots that were gone before the given

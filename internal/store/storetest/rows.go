@@ -166,7 +166,7 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 		b := box(1)
 		b.Metadata, b.Request = map[string]string{"a": "中文", "": "'"}, []byte(odd)
 		b.Life = sandbox.Life{
-			Generation: 1 << 40, Timeout: time.Hour, OnTimeout: sandbox.Pause, AutoResume: true, Driver: "runsc", Snapshot: "snap-1",
+			Generation: 1 << 40, Timeout: time.Hour, OnTimeout: sandbox.Pause, AutoResume: true, Driver: "runsc", Snapshot: "snap-1", Wish: sandbox.Wish{Memory: true, Snapshot: "snap-2", Tries: 3},
 			WithMemory: true, KeptBytes: 1 << 41, Network: []byte(odd), Revision: 3, AccessToken: odd, TrafficToken: odd,
 		}
 		b, err := sandboxdb.AddSandbox(ctx, tx, b)
@@ -186,13 +186,25 @@ func rowsComeBackWhole(t *testing.T, fresh Fresh) {
 		if b, err = sandboxdb.ChangeSandbox(ctx, tx, b); err != nil {
 			return err
 		}
+		b.ExpiresAt = tx.Now.Add(-time.Second)
+		if b, err = sandboxdb.SetTimeout(ctx, tx, b); err != nil {
+			return err
+		}
 		got, err = sandboxdb.GetSandbox(ctx, tx, b.ID)
 		same(t, b, got)
-		return err
+		if err != nil {
+			return err
+		}
+		for _, want := range []bool{true, false} { // once taken, it is gone
+			if taken, err := sandboxdb.TakeExpired(ctx, tx, b.ID, b.State); err != nil || taken != want {
+				t.Errorf("expiry taken: %v %v, want %v", taken, err, want)
+			}
+		}
+		return nil
 	})
 	update(t, s, func(ctx context.Context, tx *store.Tx) error {
 		n, err := sandboxdb.AddSnapshot(ctx, tx, sandbox.Snapshot{
-			ID: "snap-1", Name: odd, SandboxID: "i1", TemplateID: "tpl-1", ArtifactID: "rfs-1", HostID: "h 1", Driver: "runsc", WithMemory: true, Bytes: 1 << 41, Request: []byte(odd),
+			ID: "snap-1", Name: odd, SandboxID: "i1", TemplateID: "tpl-1", ArtifactID: "rfs-1", HostID: "h 1", Driver: "runsc", WithMemory: true, ExpiresAt: tx.Now, Bytes: 1 << 41, Request: []byte(odd),
 		})
 		if err != nil {
 			return err

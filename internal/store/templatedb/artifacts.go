@@ -116,14 +116,17 @@ func RemoveArtifact(ctx context.Context, tx *store.Tx, a template.Artifact) erro
 }
 
 // ArtifactReferences counts what still needs an artifact: templates that are
-// not being deleted, and jobs that still work.
+// not being deleted, jobs that still work, and snapshots.
 func ArtifactReferences(ctx context.Context, tx *store.Tx, id template.ArtifactID) (int64, error) {
-	var definitions, jobs int64
+	var definitions, jobs, snapshots int64
 	_, err := tx.Row(ctx, `SELECT COUNT(*) FROM definition WHERE artifact_id = ? AND state NOT IN ('deleting', 'gone')`, []any{string(id)}, &definitions)
 	if err == nil {
 		_, err = tx.Row(ctx, `SELECT COUNT(*) FROM job WHERE artifact_id = ? AND state NOT IN ('ready', 'failed')`, []any{string(id)}, &jobs)
 	}
-	return definitions + jobs, err
+	if err == nil { // what begins with one needs the bytes below it
+		_, err = tx.Row(ctx, `SELECT COUNT(*) FROM snapshot WHERE artifact_id = ? AND state IN ('creating', 'ready')`, []any{string(id)}, &snapshots)
+	}
+	return definitions + jobs + snapshots, err
 }
 
 // PutPlacement notes that a host holds an artifact, as of now: what it reported

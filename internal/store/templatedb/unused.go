@@ -17,6 +17,7 @@ func UnusedArtifacts(ctx context.Context, tx *store.Tx, before time.Time, limit 
 		WHERE state IN ('ready', 'failed') AND changed_us < ?
 		AND NOT EXISTS (SELECT 1 FROM definition d WHERE d.artifact_id = a.id AND d.state NOT IN ('deleting', 'gone'))
 		AND NOT EXISTS (SELECT 1 FROM job j WHERE j.artifact_id = a.id AND j.state NOT IN ('ready', 'failed'))
+		AND NOT EXISTS (SELECT 1 FROM snapshot s WHERE s.artifact_id = a.id AND s.state IN ('creating', 'ready'))
 		ORDER BY changed_us, id LIMIT ?`, before.UnixMicro(), limitOf(limit))
 }
 

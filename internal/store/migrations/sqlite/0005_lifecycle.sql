@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS sandbox_next (
 	revision INTEGER NOT NULL DEFAULT 0,
 	access_token BLOB NOT NULL DEFAULT x'',
 	traffic_token BLOB NOT NULL DEFAULT x'',
+	wish BLOB NOT NULL DEFAULT x'',
 	CONSTRAINT sandbox_on_timeout_valid CHECK (on_timeout IN ('kill', 'pause')),
 	CONSTRAINT sandbox_host_known CHECK (LENGTH(host_id) > 0 OR state IN ('allocating', 'terminating', 'terminated')),
 	CONSTRAINT sandbox_state_valid CHECK (state IN ('allocating', 'starting', 'running', 'pausing', 'paused', 'resuming', 'rolling_back', 'terminating', 'terminated'))
@@ -57,6 +58,7 @@ CREATE TABLE IF NOT EXISTS snapshot (
 	size_bytes INTEGER NOT NULL,
 	request BLOB NOT NULL,
 	error BLOB NOT NULL,
+	expires_us INTEGER NOT NULL,
 	created_us INTEGER NOT NULL,
 	changed_us INTEGER NOT NULL,
 	CONSTRAINT snapshot_state_valid CHECK (state IN ('creating', 'ready', 'failed', 'deleting', 'gone'))
