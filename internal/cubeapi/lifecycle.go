@@ -38,8 +38,9 @@ const (
 // PauseRequest keeps a sandbox on the disk of its host. Of one that is paused
 // already the answer is a success.
 type PauseRequest struct {
-	RequestID string `json:"requestID"`
-	SandboxID string `json:"sandbox_id" api:"required"`
+	RequestID  string `json:"requestID"`
+	SandboxID  string `json:"sandbox_id,omitempty"`
+	SandboxID2 string `json:"sandboxID,omitempty"` // as sandbox_id, for older tools
 	// Memory keeps the memory, too: programs go on where they were. False keeps
 	// what was written to disk. Absent: with memory, where the runtime can.
 	Memory *bool `json:"memory,omitempty"`
@@ -48,10 +49,11 @@ type PauseRequest struct {
 // ResumeRequest brings a paused sandbox back. Of one that runs already the
 // answer is a success. One that is being paused is waited for.
 type ResumeRequest struct {
-	RequestID string `json:"requestID"`
-	SandboxID string `json:"sandbox_id" api:"required"`
-	Timeout   *int64 `json:"timeout,omitempty"` // takes the place of the sandbox's; seconds, -1: none
-	Reason    string `json:"reason,omitempty"`  // traffic: only one with auto_resume is woken
+	RequestID  string `json:"requestID"`
+	SandboxID  string `json:"sandbox_id,omitempty"`
+	SandboxID2 string `json:"sandboxID,omitempty"` // as sandbox_id, for older tools
+	Timeout    *int64 `json:"timeout,omitempty"`   // takes the place of the sandbox's; seconds, -1: none
+	Reason     string `json:"reason,omitempty"`    // traffic: only one with auto_resume is woken
 }
 
 // ReasonTraffic is why the proxy wakes a sandbox.
@@ -61,12 +63,13 @@ const ReasonTraffic = "traffic"
 // its labels; what is absent stays. Action is pause or resume, for older tools;
 // then nothing else may be set.
 type SandboxUpdateRequest struct {
-	RequestID string             `json:"requestID"`
-	SandboxID string             `json:"sandbox_id" api:"required"`
-	Action    string             `json:"action,omitempty"`
-	Network   *NetworkConfig     `json:"cube_network_config,omitempty"` // in the place of all that was said of it
-	Ports     *[]int32           `json:"exposed_ports,omitempty"`
-	Labels    *map[string]string `json:"labels,omitempty"` // in the place of all
+	RequestID  string             `json:"requestID"`
+	SandboxID  string             `json:"sandbox_id,omitempty"`
+	SandboxID2 string             `json:"sandboxID,omitempty"` // as sandbox_id, for older tools
+	Action     string             `json:"action,omitempty"`
+	Network    *NetworkConfig     `json:"cube_network_config,omitempty"` // in the place of all that was said of it
+	Ports      *[]int32           `json:"exposed_ports,omitempty"`
+	Labels     *map[string]string `json:"labels,omitempty"` // in the place of all
 }
 
 // TimeoutRequest says how long nobody may use a sandbox, from now on.
@@ -190,7 +193,8 @@ type Usage struct {
 // UsageAnswer carries the usage of sandboxes.
 type UsageAnswer struct {
 	Envelope
-	Data []Usage `json:"data"`
+	Data    []Usage  `json:"data"`
+	Partial []string `json:"partial,omitempty"` // hosts that did not answer
 }
 
 // Pause keeps a sandbox on disk and returns when it is kept.

@@ -75,6 +75,7 @@ var (
 	ArtifactStatus = upper("artifact status", template.Artifacts.States()...)
 	ReplicaPhase   = upper("replica phase", template.Replicas.States()...)
 	SandboxStatus  = upper("sandbox status", sandbox.Machine.States()...)
+	SnapshotStatus = upper("snapshot status", sandbox.SnapshotMachine.States()...)
 	Phases         = upper("phase", template.PhasePulling, template.PhaseUnpacking, template.PhaseBuildingExt4, template.PhaseStoring,
 		template.PhaseDistributing, template.PhaseSnapshotting, template.PhaseRegistering, template.PhaseMigrating, template.PhaseReady)
 	Operations = upper("operation", template.OpCreate, template.OpRedo, template.OpMigrate)

@@ -48,6 +48,9 @@ func TestEveryConstantHasItsWord(t *testing.T) {
 		sandbox.Allocating: "ALLOCATING", sandbox.Starting: "STARTING", sandbox.Running: "RUNNING", sandbox.Pausing: "PAUSING",
 		sandbox.Paused: "PAUSED", sandbox.Resuming: "RESUMING", sandbox.RollingBack: "ROLLING_BACK", sandbox.Terminating: "TERMINATING", sandbox.Terminated: "TERMINATED",
 	}, sandbox.Machine.States())
+	walk(t, cubeapi.SnapshotStatus, map[sandbox.SnapshotState]string{
+		sandbox.SnapCreating: "CREATING", sandbox.SnapReady: "READY", sandbox.SnapFailed: "FAILED", sandbox.SnapDeleting: "DELETING", sandbox.SnapGone: "GONE",
+	}, sandbox.SnapshotMachine.States())
 	walk(t, cubeapi.Phases, map[template.Phase]string{
 		template.PhasePulling: "PULLING", template.PhaseUnpacking: "UNPACKING", template.PhaseBuildingExt4: "BUILDING_EXT4", template.PhaseStoring: "STORING",
 		template.PhaseDistributing: "DISTRIBUTING", template.PhaseSnapshotting: "SNAPSHOTTING", template.PhaseRegistering: "REGISTERING", template.PhaseMigrating: "MIGRATING_ARTIFACT", template.PhaseReady: "READY",

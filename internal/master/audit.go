@@ -34,6 +34,17 @@ const (
 	actHostDrain      = "host.drain"
 	actHostLabel      = "host.label"
 	actHostQuota      = "host.quota"
+
+	actSandboxPause    = "sandbox.pause"
+	actSandboxResume   = "sandbox.resume"
+	actSandboxRollback = "sandbox.rollback"
+	actSandboxTimeout  = "sandbox.timeout"
+	actSandboxUpdate   = "sandbox.update"
+	actSandboxClone    = "sandbox.clone"
+	actSandboxCommit   = "sandbox.commit"
+	actSnapshot        = "snapshot.create"
+	actSnapshotDelete  = "snapshot.delete"
+	actOrphan          = "orphan.remove"
 )
 
 type actorKey struct{}

@@ -1,6 +1,7 @@
 package master
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -218,14 +219,19 @@ func (m *Master) mergeBatch(ctx context.Context, b *batch) (again []string, err 
 }
 
 func (b *batch) mergeOne(ctx context.Context, tx *store.Tx, p *part, known map[string]*plan) (err error) {
-	name := p.templateName()
+	name := cmp.Or(p.templateName(), p.req.SnapshotID)
 	if one := known[name]; one != nil {
-		p.template, p.artifact = one.template, one.artifact
+		p.template, p.artifact, p.from = one.template, one.artifact, one.from
+		if p.from.ID != "" {
+			if err := p.inherit(); err != nil {
+				return err
+			}
+		}
 	} else {
 		if err := p.read(ctx, tx); err != nil {
 			return err
 		}
-		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
+		if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.bytes()); err != nil {
 			return err
 		}
 		known[name] = p.plan

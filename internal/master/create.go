@@ -50,7 +50,7 @@ func (m *Master) serveCreate(w http.ResponseWriter, r *http.Request) {
 	for step, us := range made.GetStepUs() {
 		ext["step-"+step] = fmt.Sprintf("%.1f", float64(us)/1000)
 	}
-	shown := showSandbox(s)
+	shown := showSecrets(s)
 	answer := cubeapi.SandboxAnswer{Envelope: cubeapi.OK(named(r, req.RequestID)), SandboxID: string(s.ID), SandboxIP: s.IP, HostID: string(s.HostID), HostIP: f.IP, ExtInfo: ext, Sandbox: &shown}
 	answer.Warnings = warnings(unknown)
 	serve.WriteJSON(w, http.StatusOK, answer)
@@ -225,7 +225,7 @@ func (m *Master) abandonIn(ctx context.Context, tx *store.Tx, p *plan, why error
 		if s.HostID == "" {
 			return nil
 		}
-		return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, "request", false}, 0)
+		return enqueueDelete(ctx, tx, removal{s.ID, s.HostID, reasonRequest, false}, 0)
 	}
 	if p.missed != nil {
 		if err := m.remember(ctx, tx, *p.missed); err != nil {

@@ -119,6 +119,11 @@ type pace struct {
 	agentWait      time.Duration // the upload of an agent waits so long for its turn
 	agentRead      time.Duration // and takes so long
 	rules          time.Duration // between two looks at the file of rules
+	lifeQuiet      time.Duration // a sandbox in a passing state for so long that no message tells of is taken up again
+	pauseFirst     time.Duration // a pause that is due and failed is tried again after so long, then ever later
+	pauseLast      time.Duration // and at the latest after so long
+	cloneKept      time.Duration // the snapshot of a clone whose master ended is deleted after so long
+	snapFailedKept time.Duration // snapshots that never came to be
 }
 
 func defaultPace(c config.Master) pace {
@@ -156,6 +161,11 @@ func defaultPace(c config.Master) pace {
 		agentWait:      10 * time.Second,
 		agentRead:      5 * time.Minute,
 		rules:          2 * time.Second,
+		lifeQuiet:      c.LifeTimeout + 30*time.Second,
+		pauseFirst:     30 * time.Second,
+		pauseLast:      30 * time.Minute,
+		cloneKept:      time.Hour,
+		snapFailedKept: 24 * time.Hour,
 	}
 }
 
@@ -216,6 +226,9 @@ func New(d Deps) (*Master, error) {
 		newTopic(topicBuild, 4, m.dispatch),
 		newTopic(topicSandboxDelete, 8, m.compensate),
 		newTopic(topicArtifactDelete, 2, m.deleteBytes),
+		newTopic(topicLife, 16, m.live),
+		newTopic(topicSnapshot, 8, m.keepSnapshot),
+		newTopic(topicNetwork, 8, m.pushNetwork),
 	}
 	if m.routing != nil {
 		m.topics = append(m.topics, newTopic(topicRoute, 4, m.route))

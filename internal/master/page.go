@@ -41,11 +41,8 @@ func (c cursor) String() string {
 
 // pageOf reads what page of a list a request asks for.
 func pageOf(r *http.Request) (limit int, after cursor, err error) {
-	limit = pageDefault
-	if given := r.URL.Query().Get("limit"); given != "" {
-		if limit, err = strconv.Atoi(given); err != nil || limit < 1 || limit > pageMost {
-			return 0, after, fault.New(fault.InvalidInput, "limit %.20q: must be 1 to %d", given, pageMost)
-		}
+	if limit, err = limitOf(r); err != nil {
+		return 0, after, err
 	}
 	if given := r.URL.Query().Get("cursor"); given != "" {
 		b, err := base64.RawURLEncoding.DecodeString(given)
@@ -57,6 +54,17 @@ func pageOf(r *http.Request) (limit int, after cursor, err error) {
 		}
 	}
 	return limit, after, nil
+}
+
+func limitOf(r *http.Request) (limit int, err error) {
+	given := r.URL.Query().Get("limit")
+	if given == "" {
+		return pageDefault, nil
+	}
+	if limit, err = strconv.Atoi(given); err != nil || limit < 1 || limit > pageMost {
+		return 0, fault.New(fault.InvalidInput, "limit %.20q: must be 1 to %d", given, pageMost)
+	}
+	return limit, nil
 }
 
 // filterOf reads which templates a request asks for.

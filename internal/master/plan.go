@@ -3,7 +3,9 @@ package master
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,6 +41,9 @@ const (
 	forever    = -1                 // a timeout that never comes
 	maxTimeout = 365 * 24 * 60 * 60 // in seconds
 
+	// driverRunsc is the runtime of all hosts.
+	driverRunsc = "runsc"
+
 	// creator holds the submissions of creates.
 	creator = "sandbox_create"
 )
@@ -61,6 +66,8 @@ type plan struct {
 	missed      *choice           // that found no host
 	who         string            // the tenant
 
+	from sandbox.Snapshot // that it begins with; zero: its template alone
+
 	workingDir, user string
 	probe            *sandbox.Probe // nil: the template has none
 
@@ -75,6 +82,7 @@ func (p *plan) order() *hostpb.CreateSandboxRequest {
 	return &hostpb.CreateSandboxRequest{
 		SandboxId: string(p.row.ID), TemplateId: string(p.template.ID), ArtifactId: string(p.artifact.ID), WritableBytes: p.writable, Envs: p.envs, Command: p.command, Metadata: p.row.Metadata,
 		WorkingDir: p.workingDir, User: p.user, ExposedPorts: p.ports, Egress: p.egress, Resolver: p.resolver, OpenFiles: p.openFiles, Probe: probeMessage(p.probe),
+		Driver: p.req.Driver, SnapshotId: string(p.from.ID), AccessToken: p.row.Life.AccessToken, Generation: int64(p.row.Life.Generation), NetworkRevision: p.row.Life.Revision,
 		Resources: &hostpb.Resources{MilliCpu: r.MilliCPU, MemBytes: r.MemBytes, DiskBytes: r.DiskBytes, Slots: r.Slots},
 	}
 }
@@ -143,7 +151,7 @@ func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
 	if err := templatedb.Pin(ctx, tx, p.template); err != nil {
 		return err
 	}
-	if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.template.ArtifactID); err != nil {
+	if p.artifact, err = templatedb.GetArtifact(ctx, tx, p.bytes()); err != nil {
 		return err
 	}
 	if err := p.merge(); err != nil {
@@ -152,15 +160,22 @@ func (p *plan) store(ctx context.Context, tx *store.Tx) (err error) {
 	if p.asks, err = p.request(); err != nil {
 		return err
 	}
-	if t := p.req.Timeout; t != nil && *t != forever {
-		p.row.ExpiresAt = tx.Now.Add(time.Duration(*t) * time.Second)
-	}
+	p.row.ExpiresAt = expiry(tx.Now, p.row.Life.Timeout)
 	p.row, err = sandboxdb.AddSandbox(ctx, tx, p.row)
 	return err
 }
 
-// read resolves the template.
+// bytes is the artifact that the sandbox is over: that of its snapshot, which
+// its template may have left behind.
+func (p *plan) bytes() template.ArtifactID {
+	return cmp.Or(p.from.ArtifactID, p.template.ArtifactID)
+}
+
+// read resolves the template, and the snapshot.
 func (p *plan) read(ctx context.Context, tx *store.Tx) (err error) {
+	if p.req.SnapshotID != "" {
+		return p.readSnapshot(ctx, tx)
+	}
 	name := p.templateName()
 	if name == "" {
 		return fault.New(fault.InvalidInput, "template_id is missing")
@@ -238,8 +253,20 @@ func checkCreate(r *cubeapi.SandboxCreateRequest) (err error) {
 		return fault.New(fault.InvalidInput, "instance_type has at most %d characters", maxKind)
 	case len(r.Containers) > 1:
 		return fault.New(fault.InvalidInput, "%d containers: a sandbox has one", len(r.Containers))
-	case r.Timeout != nil && *r.Timeout != forever && (*r.Timeout < 1 || *r.Timeout > maxTimeout):
-		return fault.New(fault.InvalidInput, "timeout %d: 1 to %d seconds, or %d for none", *r.Timeout, int64(maxTimeout), forever)
+	case r.SnapshotID != "" && (r.TemplateID != "" || r.Annotations[cubeapi.AnnotationTemplate] != ""):
+		return fault.New(fault.InvalidInput, "snapshot_id and template_id: a sandbox begins with the one or with the other")
+	case r.SnapshotID != "" && (r.InsID != "" || r.InsIP != ""):
+		return fault.New(fault.InvalidInput, "snapshot_id and ins_id or ins_ip: the snapshot's own host is taken")
+	case r.Driver != "" && r.Driver != driverRunsc:
+		return fault.New(fault.Unsupported, "driver %.64q: %s is the only one", r.Driver, driverRunsc)
+	}
+	if err := errors.Join(checkTimeout(r.Timeout), checkOnTimeout(r.OnTimeout)); err != nil {
+		return err
+	}
+	if r.SnapshotID != "" {
+		if err := checkSnapshotID(r.SnapshotID); err != nil {
+			return err
+		}
 	}
 	all := []cubeapi.KeyValue{}
 	for k, v := range r.Envs {
@@ -328,7 +355,42 @@ func (p *plan) merge() error {
 		return err
 	}
 	p.row = sandbox.Sandbox{ID: sandbox.ID(id.New(sandbox.IDPrefix)), TemplateID: p.template.ID, Resources: res, Metadata: labels(p.req.Labels, t.Labels), Request: stored}
-	return nil
+	return p.live(t)
+}
+
+// live fills in how the sandbox is to live.
+func (p *plan) live(t kept) (err error) {
+	l := &p.row.Life
+	l.Generation, l.OnTimeout, l.AutoResume, l.Snapshot, l.Revision = 1, sandbox.OnTimeout(cmp.Or(p.req.OnTimeout, cubeapi.OnTimeoutKill)), p.req.AutoResume, p.from.ID, 1
+	if p.req.Timeout != nil {
+		l.Timeout = within(*p.req.Timeout)
+	}
+	if p.req.Secure {
+		l.AccessToken = token()
+	}
+	l.Network, err = keptNetwork(together(t.Network, p.req.Network), p.egress, p.ports)
+	return err
+}
+
+// token is a secret of 256 bits.
+func token() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
+}
+
+// together is a request's policy laid over its template's; nil: neither says
+// anything.
+func together(t, r *cubeapi.NetworkConfig) *cubeapi.NetworkConfig {
+	if t == nil || r == nil {
+		return cmp.Or(r, t)
+	}
+	all := *t
+	if r.AllowInternetAccess != nil {
+		all.AllowInternetAccess = r.AllowInternetAccess
+	}
+	all.AllowOut, all.DenyOut = slices.Concat(t.AllowOut, r.AllowOut), slices.Concat(t.DenyOut, r.DenyOut)
+	return &all
 }
 
 // resources returns what a sandbox takes: the template's word, else the

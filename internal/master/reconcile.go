@@ -61,6 +61,10 @@ func (m *Master) compareHosts(ctx context.Context, seen sightings) error {
 	for i, f := range list {
 		for _, id := range strangers[i] {
 			present[string(f.ID)+"/"+id] = true
+			if strings.HasPrefix(id, sandbox.SnapshotPrefix) {
+				errs = append(errs, m.removeStrangeSnapshot(ctx, f, id, seen))
+				continue
+			}
 			errs = append(errs, m.removeStranger(ctx, f, id, seen))
 		}
 	}
@@ -72,8 +76,8 @@ func (m *Master) compareHosts(ctx context.Context, seen sightings) error {
 	return errors.Join(errs...)
 }
 
-// compareHost corrects the rows of one host's sandboxes and returns the ids
-// that no row knows.
+// compareHost corrects the rows of one host's sandboxes and snapshots, and
+// returns the ids that no row knows.
 func (m *Master) compareHost(ctx context.Context, f host.Facts) ([]string, error) {
 	// The rows first: what started between the two looks is then known to the
 	// host and not to the rows, which waits; the other order would end it.
@@ -106,7 +110,8 @@ func (m *Master) compareHost(ctx context.Context, f host.Facts) ([]string, error
 		errs = append(errs, m.compareRow(ctx, row, there[string(row.ID)], now))
 		delete(there, string(row.ID))
 	}
-	var strangers []string
+	strangers, err := m.compareSnapshots(ctx, f, client)
+	errs = append(errs, err)
 	for id := range there {
 		strangers = append(strangers, id)
 	}
@@ -117,7 +122,7 @@ func (m *Master) compareHost(ctx context.Context, f host.Facts) ([]string, error
 func (m *Master) compareRow(ctx context.Context, row sandbox.Sandbox, shown *hostpb.Sandbox, now time.Time) error {
 	var reason string
 	switch {
-	case row.State == sandbox.Terminating && now.Sub(row.ChangedAt) > m.passing():
+	case row.State == sandbox.Terminating && now.Sub(row.ChangedAt) > m.onItsWay():
 		// The message that would have seen to it may have been given up.
 		if shown != nil {
 			if err := m.removeFrom(ctx, row.ID, row.HostID, row.Reason); err != nil {
@@ -125,17 +130,44 @@ func (m *Master) compareRow(ctx context.Context, row sandbox.Sandbox, shown *hos
 			}
 		}
 		return m.gone(ctx, row.ID)
-	case row.State != sandbox.Running:
+	case !slices.Contains(holdsStill, row.State):
 		return nil // somebody is at work on it
 	case shown == nil:
-		reason = "lost: its host has it no more"
+		reason = reasonVanished
 	case shown.GetState() == hostpb.SandboxState_SANDBOX_STATE_EXITED:
 		reason = shown.GetReason()
+	case shown.GetGeneration() > int64(row.Life.Generation):
+		return nil // somebody is at work on it: the row was read before the host
+	case row.State == sandbox.Running && shown.GetState() == hostpb.SandboxState_SANDBOX_STATE_PAUSED,
+		row.State == sandbox.Paused && shown.GetState() == hostpb.SandboxState_SANDBOX_STATE_RUNNING:
+		return m.straighten(ctx, row, shown)
+	case shown.GetNetworkRevision() != 0 && shown.GetNetworkRevision() < row.Life.Revision:
+		return m.followsNot(ctx, row)
 	default:
 		return nil
 	}
 	m.log.WarnContext(ctx, "sandbox ended by itself", slog.String("sandbox_id", string(row.ID)), slog.String("host_id", string(row.HostID)), slog.String("reason", reason))
 	_, err := m.end(ctx, row.ID, reason, 0)
+	return err
+}
+
+// straighten has a row follow its host, which has the sandbox otherwise in the
+// same life: nobody loses what runs there, or what is kept there.
+func (m *Master) straighten(ctx context.Context, row sandbox.Sandbox, shown *hostpb.Sandbox) error {
+	on := sandbox.OnPauseAsked
+	if row.State == sandbox.Paused {
+		on = sandbox.OnWakeAsked
+	}
+	m.log.WarnContext(ctx, "a host has a sandbox otherwise than its row", slog.String("sandbox_id", string(row.ID)), slog.String("state", string(row.State)), slog.String("there", shown.GetState().String()))
+	err := m.update(ctx, func(tx *store.Tx) error {
+		s, err := sandboxdb.GetSandbox(ctx, tx, row.ID)
+		if err != nil || s.State != row.State || s.Life.Generation != row.Life.Generation {
+			return err
+		}
+		_, err = m.intend(ctx, tx, s, on, 0)
+		return err
+	})
+	m.deliverSoon(topicLife)
 	return err
 }
 
@@ -158,7 +190,9 @@ func (m *Master) removeStranger(ctx context.Context, f host.Facts, id string, se
 		return err
 	}
 	delete(seen, key)
-	return nil
+	return m.update(ctx, func(tx *store.Tx) error {
+		return audit(ctx, tx, actOrphan, id, "host", string(f.ID))
+	})
 }
 
 // compareArtifacts removes what a host reports to hold and no row does: a

@@ -20,6 +20,11 @@ import (
 const (
 	listLimit = 10_000
 
+	// Why sandboxes end that were not failed creates.
+	reasonRequest  = "request"
+	reasonTimeout  = "timeout"
+	reasonVanished = "lost: its host has it no more"
+
 	// followUp is when the outbox takes over a delete that somebody waits for.
 	followUp = 2 * time.Second
 )
@@ -174,13 +179,13 @@ func (m *Master) deleteSandbox(ctx context.Context, id sandbox.ID) error {
 	if s.State == sandbox.Terminated {
 		return fault.New(fault.SandboxNotFound, "sandbox %s ended: %s", id, s.Reason)
 	}
-	if s, err = m.end(ctx, id, "request", followUp); err != nil || s.State == sandbox.Terminated {
+	if s, err = m.end(ctx, id, reasonRequest, followUp); err != nil || s.State == sandbox.Terminated {
 		return err
 	}
 	if err := m.step("master.sandbox_delete.after_commit"); err != nil {
 		return err
 	}
-	if err := m.removeFrom(ctx, id, s.HostID, "request"); err != nil {
+	if err := m.removeFrom(ctx, id, s.HostID, reasonRequest); err != nil {
 		return err
 	}
 	return m.gone(ctx, id)
@@ -192,32 +197,6 @@ func (m *Master) sandbox(ctx context.Context, id sandbox.ID) (s sandbox.Sandbox,
 		return err
 	})
 	return s, err
-}
-
-func (m *Master) serveList(w http.ResponseWriter, r *http.Request) {
-	answer := cubeapi.SandboxListAnswer{Envelope: cubeapi.OK(requestID(r)), Data: []cubeapi.Sandbox{}}
-	f := sandboxdb.Filter{States: liveStates, HostID: host.ID(r.URL.Query().Get("host_id")), Limit: listLimit}
-	if r.URL.Query().Get("all") == "true" {
-		f.States = nil
-	}
-	err := m.db.View(r.Context(), func(tx *store.Tx) error {
-		hosts, err := sandboxdb.ListHosts(r.Context(), tx)
-		if err != nil {
-			return err
-		}
-		list, err := sandboxdb.ListSandboxes(r.Context(), tx, f)
-		answer.Data = answer.Data[:0]
-		for _, s := range list {
-			answer.Data = append(answer.Data, showSandbox(s))
-		}
-		answer.Partial = m.silent(hosts, list, tx.Now)
-		return err
-	})
-	if err != nil {
-		serve.WriteError(w, r, err)
-		return
-	}
-	serve.WriteJSON(w, http.StatusOK, answer)
 }
 
 // silent returns the hosts of list that were not heard of lately: their
@@ -249,6 +228,9 @@ func (m *Master) serveInfo(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		shown := showSandbox(s)
+		if r.URL.Query().Get("tokens") == "true" {
+			shown = showSecrets(s)
+		}
 		answer.SandboxIP, answer.HostID, answer.Sandbox = s.IP, string(s.HostID), &shown
 		f, err := sandboxdb.GetHost(r.Context(), tx, s.HostID)
 		if errors.Is(err, fault.HostUnknown) {

@@ -68,10 +68,26 @@ func showSandbox(s sandbox.Sandbox) cubeapi.Sandbox {
 	if !s.ExpiresAt.IsZero() {
 		end = stamp(s.ExpiresAt)
 	}
-	return cubeapi.Sandbox{
+	l := s.Life
+	shown := cubeapi.Sandbox{
+		Generation: int64(l.Generation), Timeout: forever, OnTimeout: string(l.OnTimeout), AutoResume: l.AutoResume, Driver: l.Driver, SnapshotID: string(l.Snapshot), Memory: l.WithMemory, KeptBytes: l.KeptBytes,
 		EndAt: end, SandboxID: string(s.ID), Status: cubeapi.SandboxStatus.Word(s.State), HostID: string(s.HostID), TemplateID: string(s.TemplateID), SandboxIP: s.IP,
 		MilliCPU: s.Resources.MilliCPU, MemBytes: s.Resources.MemBytes, DiskBytes: s.Resources.DiskBytes, Labels: s.Metadata, Reason: s.Reason, CreatedAt: stamp(s.CreatedAt),
 	}
+	if l.Timeout > 0 {
+		shown.Timeout = int64(l.Timeout / time.Second)
+	}
+	if n, err := networkOf(s); err == nil { // what cannot be read is not shown
+		shown.Network, shown.Ports = n.Config, n.Ports
+	}
+	return shown
+}
+
+// showSecrets is showSandbox with the tokens, for who made it or asks for them.
+func showSecrets(s sandbox.Sandbox) cubeapi.Sandbox {
+	shown := showSandbox(s)
+	shown.AccessToken, shown.TrafficToken = s.Life.AccessToken, s.Life.TrafficToken
+	return shown
 }
 
 func (m *Master) answerJob(w http.ResponseWriter, r *http.Request, id string, j template.Job, err error, warnings ...string) {

@@ -36,7 +36,7 @@ func (m *Master) sweepLoop(ctx context.Context) {
 func (m *Master) sweep(ctx context.Context, seen sightings) {
 	err := m.steps(ctx, m.sweepQueued, m.sweepBuilt,
 		m.alone("cubemaster_templatecenter_image_job_reconcile_v1", m.sweepStalled), m.alone("paddock_master_moves", m.sweepMoves),
-		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired), m.alone("paddock_master_drains", m.sweepDrains),
+		m.alone("paddock_master_sandboxes", m.sweepSandboxes), m.alone("paddock_master_expired", m.sweepExpired), m.alone("paddock_master_lives", m.sweepLives), m.alone("paddock_master_snapshots", m.sweepSnapshots), m.alone("paddock_master_drains", m.sweepDrains),
 		m.alone(gcLock, m.sweepGC), m.alone("paddock_master_deletes", m.sweepDeletes),
 		m.alone("paddock_master_hosts", func(ctx context.Context) error { return m.compareHosts(ctx, seen) }),
 		m.alone("paddock_master_forget", m.forgetOld), m.alone("paddock_master_routes", m.sweepRoutes), m.expireCharges)
@@ -184,27 +184,9 @@ func (m *Master) endLost(ctx context.Context, id sandbox.ID) error {
 	return nil
 }
 
-// sweepExpired ends sandboxes whose time is up.
-func (m *Master) sweepExpired(ctx context.Context) error {
-	var list []sandbox.Sandbox
-	err := m.db.View(ctx, func(tx *store.Tx) (err error) {
-		list, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{
-			States:    []sandbox.State{sandbox.Allocating, sandbox.Starting, sandbox.Running, sandbox.Pausing, sandbox.Paused, sandbox.Resuming, sandbox.RollingBack},
-			ExpiredBy: tx.Now, Limit: sweepLimit, OldestFirst: true,
-		})
-		return err
-	})
-	errs := []error{err}
-	for _, s := range list {
-		_, err := m.end(ctx, s.ID, "timeout", 0)
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// passing is how long a sandbox may be on its way before nobody is at work on
+// onItsWay is how long a sandbox may be on its way before nobody is at work on
 // it any more.
-func (m *Master) passing() time.Duration { return m.cfg.Master.CreateTimeout + m.pace.startGrace }
+func (m *Master) onItsWay() time.Duration { return m.cfg.Master.CreateTimeout + m.pace.startGrace }
 
 // expireCharges ends what the ledger holds for creates that ended without a
 // word, by the database's clock, which dated them.
@@ -213,7 +195,7 @@ func (m *Master) expireCharges(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	longest := m.passing() + sandbox.MaxProbeTime + m.cfg.Master.CreateTimeout*(cubeapi.MaxBatch/batchCalls)
+	longest := m.onItsWay() + sandbox.MaxProbeTime + m.cfg.Master.CreateTimeout*(cubeapi.MaxBatch/batchCalls)
 	for _, id := range m.fleet.ledger.Expire(now.Add(-longest)) {
 		m.log.WarnContext(ctx, "charge expired", slog.String("sandbox_id", string(id)))
 	}

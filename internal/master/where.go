@@ -73,7 +73,7 @@ func annotations(r, t map[string]string) map[string]string {
 // its create keeps.
 func (p *plan) request() (scheduler.Request, error) {
 	r := scheduler.Request{
-		Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.template.ArtifactID, ImageBytes: p.artifact.SizeBytes, InstanceType: p.kind(),
+		Sandbox: p.row.ID, Template: p.template.ID, Artifact: p.bytes(), ImageBytes: p.artifact.SizeBytes, InstanceType: p.kind(),
 		Labels: p.row.Metadata, Resources: p.row.Resources, Breakers: p.rules.breakers,
 	}
 	for _, s := range p.req.Scope {
@@ -84,6 +84,9 @@ func (p *plan) request() (scheduler.Request, error) {
 		return r, fault.New(fault.InvalidInput, "ins_id and ins_ip name a host, for debugging only: with annotation %s: true", cubeapi.AnnotationDebug)
 	}
 	r.Direct = host.ID(p.req.InsID)
+	if p.from.ID != "" { // nobody else has its bytes
+		r.Direct = p.from.HostID
+	}
 	r.Force = debug && strings.EqualFold(p.annotations[cubeapi.AnnotationForce], "true")
 	var err error
 	r.Affinity, err = p.affinity()

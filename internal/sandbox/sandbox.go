@@ -54,6 +54,7 @@ const (
 	OnRollbackAsked Event = "rollback_asked"
 	OnRolledBack    Event = "rolled_back"
 	OnRollbackVoid  Event = "rollback_void"
+	OnRollbackKept  Event = "rollback_kept"
 	OnEndAsked      Event = "end_asked"
 	OnGone          Event = "gone"
 )
@@ -78,6 +79,7 @@ var Machine = fsm.Must(fsm.Spec[State, Event, fsm.None]{
 		{On: OnRollbackAsked, From: []State{Running}, To: RollingBack},
 		{On: OnRolledBack, From: []State{RollingBack}, To: Running},
 		{On: OnRollbackVoid, From: []State{RollingBack}, To: Running, Why: "it runs as before"},
+		{On: OnRollbackKept, From: []State{RollingBack}, To: Paused, Why: "it has the earlier state, and could not go on with it"},
 		{On: OnEndAsked, From: []State{Allocating, Starting, Running, Pausing, Paused, Resuming, RollingBack, Terminating}, To: Terminating, Why: "asked, or a passing state lasted too long"},
 		{On: OnGone, From: []State{Terminating}, To: Terminated},
 	},

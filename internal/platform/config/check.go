@@ -87,6 +87,7 @@ func (c *Config) checkMaster(k *checker) {
 	k.url("master.download_base_url", m.DownloadBaseURL)
 	k.positive("master.host_stale_after", m.HostStaleAfter)
 	k.positive("master.create_timeout", m.CreateTimeout)
+	k.positive("master.life_timeout", m.LifeTimeout)
 	k.positive("master.distribute_timeout", m.DistributeTimeout)
 	k.positive("master.sweep_interval", m.SweepInterval)
 	k.positive("master.built_stale_after", m.BuiltStaleAfter)

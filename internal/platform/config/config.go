@@ -85,6 +85,7 @@ type Master struct {
 	DownloadBaseURL    string        `yaml:"download_base_url" env:"PADDOCK_DOWNLOAD_BASE_URL" doc:"URL from which hosts download artifacts; empty: master.addr, which hands on what the template centre sends, or the template centre when no address is set"`
 	HostStaleAfter     time.Duration `yaml:"host_stale_after" env:"PADDOCK_HOST_STALE_AFTER" doc:"a host not heard of for so long is not chosen"`
 	CreateTimeout      time.Duration `yaml:"create_timeout" env:"PADDOCK_CREATE_TIMEOUT" doc:"bound on one sandbox create"`
+	LifeTimeout        time.Duration `yaml:"life_timeout" env:"PADDOCK_LIFE_TIMEOUT" doc:"bound on one pause, resume, rollback or snapshot; a host that takes longer goes on, and is asked what came of it"`
 	DistributeTimeout  time.Duration `yaml:"distribute_timeout" env:"PADDOCK_DISTRIBUTE_TIMEOUT" doc:"bound on bringing one artifact to one host"`
 	DistributeWorkers  int           `yaml:"distribute_workers" env:"PADDOCK_DISTRIBUTE_WORKERS" doc:"hosts served at once for one artifact"`
 	SweepInterval      time.Duration `yaml:"sweep_interval" env:"PADDOCK_SWEEP_INTERVAL" doc:"pause between sweeps over stuck jobs and sandboxes"`

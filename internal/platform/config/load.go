@@ -25,6 +25,7 @@ func Default() Config {
 			Listen:            "127.0.0.1:8089",
 			HostStaleAfter:    10 * time.Second,
 			CreateTimeout:     time.Minute,
+			LifeTimeout:       3 * time.Minute,
 			DistributeTimeout: 10 * time.Minute,
 			DistributeWorkers: 4,
 			SweepInterval:     5 * time.Second,
