@@ -214,3 +214,61 @@ func TestWhereTheControlPlaneIs(t *testing.T) {
 		}
 	}
 }
+
+// What a sandbox may reach changes while it runs, and while it is paused; a
+// connection that it may not have any more is one no longer; an older revision
+// changes nothing; and a cubelet that is killed lays the last one again.
+func TestASandboxGetsOtherWaysOut(t *testing.T) {
+	newOutside(t)
+	w := newWorld(t)
+	kill, died := w.openChild("")
+	w.hold()
+	r := request()
+	r.Egress = &hostpb.Egress{Internet: true}
+	r.Resolver, r.NetworkRevision, r.Generation = nil, 1, 1
+	i := w.create(r).GetSandboxId()
+	update := func(revision int64, y *hostpb.Egress, ports ...int32) *hostpb.Sandbox {
+		t.Helper()
+		answer, err := w.host.UpdateSandbox(w.ctx(), &hostpb.UpdateSandboxRequest{SandboxId: i, Revision: revision, Egress: y, ExposedPorts: ports})
+		check(t, fromGRPC(err))
+		return answer.GetSandbox()
+	}
+	reaches := func(when string, want map[string]string) {
+		t.Helper()
+		for addr, out := range want {
+			if got := w.exec(i, "probe", "dial", addr+beyondPort); got.out != out+"\n" {
+				t.Errorf("%s, %s: %+v, want %s", when, addr, got, out)
+			}
+		}
+	}
+	reaches("at first", map[string]string{beyond: "connected", beyondToo: "connected"})
+	if s := update(2, &hostpb.Egress{Allow: []string{beyond + "/32"}}, 80); s.GetNetworkRevision() != 2 {
+		t.Errorf("it shows %v", s)
+	}
+	reaches("with one address", map[string]string{beyond: "connected", beyondToo: "refused"})
+	update(1, &hostpb.Egress{Internet: true})
+	reaches("after an older revision", map[string]string{beyondToo: "refused"})
+	update(3, nil)
+	reaches("shut", map[string]string{beyond: "refused", beyondToo: "refused"})
+	if got := w.exec(i, "probe", "cat", "/etc/resolv.conf"); !strings.Contains(got.out, "reaches no name server") {
+		t.Errorf("shut, its resolver: %+v", got)
+	}
+	check(t, w.pause(i, 2, true))
+	update(4, &hostpb.Egress{Internet: true, Deny: []string{beyond + "/32"}})
+	check(t, w.resume(i, 3))
+	reaches("resumed", map[string]string{beyond: "refused", beyondToo: "connected"})
+	kill()
+	<-died
+	w.open()
+	if s, err := w.get(i); err != nil || s.GetNetworkRevision() != 4 {
+		t.Errorf("after a crash it shows %v, %v", s, err)
+	}
+	reaches("after a crash", map[string]string{beyond: "refused", beyondToo: "connected"})
+	w.delete(i)
+	if left := w.ways(); left != "" {
+		t.Errorf("left: %s", left)
+	}
+	if _, err := w.host.UpdateSandbox(w.ctx(), &hostpb.UpdateSandboxRequest{SandboxId: i, Revision: 9}); !errors.Is(fromGRPC(err), fault.SandboxNotFound) {
+		t.Errorf("of one that is gone: %v", err)
+	}
+}

@@ -37,6 +37,9 @@ type entry struct {
 	Egress     *network.Policy   `json:"egress,omitempty"` // nil: nothing
 	Resolver   *resolver         `json:"resolver,omitempty"`
 	OpenFiles  uint64            `json:"open_files,omitempty"` // 0: as the runtime has it
+	Ports      []int32           `json:"ports,omitempty"`      // that others may reach; none: every one
+	// NetworkRevision is which revision of Egress and Ports holds.
+	NetworkRevision int64 `json:"network_revision,omitempty"`
 	// AccessToken is what the guest asks of callers; empty: nothing. A restarted
 	// cubelet is one of them.
 	AccessToken string `json:"access_token,omitempty"`

@@ -118,7 +118,7 @@ func (s *Server) CreateSandbox(ctx context.Context, r *hostpb.CreateSandboxReque
 		Probe:     probe,
 		Envs:      r.GetEnvs(), Command: r.GetCommand(), WorkingDir: r.GetWorkingDir(), User: r.GetUser(), Hostname: hostname, Metadata: r.GetMetadata(), CreatedAt: time.Now().UTC(),
 		Egress: egress, Resolver: resolve, OpenFiles: r.GetOpenFiles(), AccessToken: r.GetAccessToken(),
-		Snapshot: r.GetSnapshotId(), Generation: r.GetGeneration(),
+		Snapshot: r.GetSnapshotId(), Generation: r.GetGeneration(), Ports: r.GetExposedPorts(), NetworkRevision: r.GetNetworkRevision(),
 	})
 	if err != nil {
 		return nil, serve.GRPCError(err)
@@ -172,6 +172,7 @@ func (c *Cubelet) show(s *instance) *hostpb.Sandbox {
 	m := &hostpb.Sandbox{
 		SandboxId: s.entry.ID, TemplateId: s.entry.TemplateID, ArtifactId: s.entry.ArtifactID, State: wireStates[s.state], Ip: s.entry.Network.IP, Reason: s.reason, StepUs: steps,
 		Resources: wireResources(s.entry.Resources), CreatedAt: timestamppb.New(s.entry.CreatedAt), Generation: s.entry.Generation, Warm: s.entry.Box != "",
+		NetworkRevision: s.entry.NetworkRevision, Driver: driverName,
 	}
 	if k := s.entry.Kept; k != nil {
 		m.KeptBytes, m.WithMemory = k.Bytes, k.WithMemory

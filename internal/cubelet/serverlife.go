@@ -47,6 +47,22 @@ func (s *Server) RollbackSandbox(ctx context.Context, r *hostpb.RollbackSandboxR
 	return &hostpb.RollbackSandboxResponse{Sandbox: s.c.show(i), Truth: s.c.truth()}, nil
 }
 
+// UpdateSandbox changes what a sandbox may reach, and which ports others may.
+func (s *Server) UpdateSandbox(ctx context.Context, r *hostpb.UpdateSandboxRequest) (*hostpb.UpdateSandboxResponse, error) {
+	egress, err := egressOf(r.GetEgress())
+	if err == nil {
+		err = s.c.Update(ctx, r.GetSandboxId(), r.GetRevision(), egress, r.GetExposedPorts())
+	}
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
+	i, err := s.c.find(r.GetSandboxId())
+	if err != nil {
+		return nil, serve.GRPCError(err)
+	}
+	return &hostpb.UpdateSandboxResponse{Sandbox: s.c.show(i)}, nil
+}
+
 // CreateSnapshot keeps a sandbox's state beside it.
 func (s *Server) CreateSnapshot(ctx context.Context, r *hostpb.CreateSnapshotRequest) (*hostpb.CreateSnapshotResponse, error) {
 	if err := sandbox.CheckID(r.GetSandboxId()); err != nil {
@@ -77,7 +93,7 @@ func (s *Server) ListSnapshots(context.Context, *hostpb.ListSnapshotsRequest) (*
 // wireSnapshot tells what does not change once a snapshot is made.
 func wireSnapshot(k *snapshot) *hostpb.Snapshot {
 	return &hostpb.Snapshot{
-		SnapshotId: k.ID, SandboxId: k.SandboxID, TemplateId: k.TemplateID, ArtifactId: k.ArtifactID, WithMemory: k.WithMemory, SizeBytes: k.Bytes,
+		SnapshotId: k.ID, Driver: driverName, SandboxId: k.SandboxID, TemplateId: k.TemplateID, ArtifactId: k.ArtifactID, WithMemory: k.WithMemory, SizeBytes: k.Bytes,
 		CreatedAt: timestamppb.New(k.CreatedAt), Resources: wireResources(k.Resources), WritableBytes: k.Writable,
 	}
 }

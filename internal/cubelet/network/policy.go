@@ -184,9 +184,21 @@ func (p *Pool) Permit(ctx context.Context, policies map[Network]Policy) error {
 	return p.nft(ctx, &script, "-f", "-")
 }
 
-// shut takes back what Permit did for a sandbox whose link is gone, and what
-// the kernel remembers of its connections: whoever has the address next must
-// not inherit them.
+// Change has a sandbox that runs reach what another policy says, and nothing
+// else from then on: its connections end, and those that it may have begin anew.
+func (p *Pool) Change(ctx context.Context, n Network, y Policy) error {
+	if y.Shut() {
+		return p.shut(ctx, n)
+	}
+	if err := p.Permit(ctx, map[Network]Policy{n: y}); err != nil {
+		return err
+	}
+	return p.tracked.forget(ctx, p.address(n.Slot))
+}
+
+// shut takes back what Permit did for a sandbox, and what the kernel remembers
+// of its connections: it may have lost its leave, and whoever has the address
+// next must not inherit them.
 func (p *Pool) shut(ctx context.Context, n Network) error {
 	p.mu.Lock()
 	ruled := p.ruled[n.Slot]
