@@ -53,6 +53,7 @@ type Master struct {
 	center   *cubeapi.CenterClient
 	hosts    *dialer
 	fleet    *fleet
+	feed     *changeFeed
 	rules    atomic.Pointer[rules]
 	ruleFile *ruleFile
 	gate     *turnstile
@@ -190,6 +191,7 @@ func New(d Deps) (*Master, error) {
 		center:      cubeapi.NewCenterClient(d.Config.Master.TemplateCenterAddr, d.Config.Auth.CallbackToken.Reveal()),
 		hosts:       newDialer(d.Config.Auth.HostToken),
 		spread:      spread{runs: map[template.ArtifactID]*run{}},
+		feed:        newFeed(),
 		fleet:       newFleet(d.Store, d.Config.Master.HostStaleAfter),
 		pace:        defaultPace(d.Config.Master),
 		kick:        make(chan struct{}, 1),

@@ -236,6 +236,24 @@ func ListPlaced(ctx context.Context, tx *store.Tx, states []sandbox.State) ([]Pl
 	}, `SELECT id, host_id, ip FROM sandbox WHERE state IN (?`+strings.Repeat(", ?", len(states)-1)+`) ORDER BY id`, args...)
 }
 
+// Change is that a sandbox's row became another.
+type Change struct {
+	ID      sandbox.ID
+	Version int64
+	At      time.Time
+}
+
+// ChangedSince returns the rows that were changed at the given time or later, in
+// that order, at most limit.
+func ChangedSince(ctx context.Context, tx *store.Tx, since time.Time, limit int) ([]Change, error) {
+	return store.Collect(ctx, tx, func(r store.Scanner) (c Change, err error) {
+		var at int64
+		err = r.Scan(&c.ID, &c.Version, &at)
+		c.At = time.UnixMicro(at)
+		return c, err
+	}, `SELECT id, version, changed_us FROM sandbox WHERE changed_us >= ? ORDER BY changed_us, id LIMIT ?`, since.UnixMicro(), limit)
+}
+
 // MoveSandbox is the only statement that changes a sandbox's state. It writes
 // host, address, reason, expiry and what of its life a move may change, too: its
 // generation, driver, snapshot, how it is kept, and its wish.
