@@ -346,6 +346,11 @@ func (c *Client) SandboxesBy(ctx context.Context, q SandboxQuery) (SandboxListAn
 	return a, err
 }
 
+// Activity tells which sandboxes were used.
+func (c *HostClient) Activity(ctx context.Context, r ActivityRequest) error {
+	return c.call(ctx, http.MethodPost, PathSandboxActivity, r, nil)
+}
+
 // Seconds is d for a field that counts them; below zero it is -1, for ever.
 func Seconds(d time.Duration) int64 {
 	if d < 0 {

@@ -59,8 +59,9 @@ type deletion struct {
 	defined    bool // else only jobs tell of the template
 	jobs       []template.Job
 	users      []sandbox.Sandbox
-	artifact   template.Artifact // its id is empty when there is none
-	shared     bool              // something else needs it
+	snapshots  []sandbox.Snapshot // that others may begin with
+	artifact   template.Artifact  // its id is empty when there is none
+	shared     bool               // something else needs it
 	held       []template.Placement
 }
 
@@ -181,6 +182,9 @@ func (d *deletion) look(ctx context.Context, tx *store.Tx) error {
 	if d.users, err = sandboxdb.ListSandboxes(ctx, tx, sandboxdb.Filter{TemplateID: d.id(), States: liveStates, Limit: maxUsers}); err != nil {
 		return err
 	}
+	if d.snapshots, err = sandboxdb.ListSnapshots(ctx, tx, sandboxdb.SnapshotFilter{TemplateID: d.id(), States: []sandbox.SnapshotState{sandbox.SnapCreating, sandbox.SnapReady}, Limit: maxUsers}); err != nil {
+		return err
+	}
 	j, active, err := templatedb.ActiveJob(ctx, tx, d.id())
 	if err != nil {
 		return err
@@ -220,8 +224,8 @@ func (d *deletion) blocked(force bool) error {
 	switch {
 	case len(d.users) == maxUsers:
 		return fault.New(fault.TemplateInUse, "template %s: at least %d sandboxes, %s and more", d.id(), maxUsers, strings.Join(d.userIDs()[:20], ", "))
-	case len(d.users) > 0:
-		return fault.New(fault.TemplateInUse, "template %s: sandboxes %s", d.id(), strings.Join(d.userIDs(), ", "))
+	case len(d.users)+len(d.snapshots) > 0:
+		return fault.New(fault.TemplateInUse, "template %s: sandboxes and snapshots %s", d.id(), strings.Join(d.userIDs(), ", "))
 	case len(d.jobs) > 0 && !force:
 		j := d.jobs[0]
 		return &fault.Error{Code: fault.BuildInProgress, Message: "template " + string(d.id()) + ": job " + string(j.ID) + " is " + cubeapi.JobStatus[j.State], Remedy: "wait for it, or end it with `paddock tpl delete --force`"}
@@ -232,6 +236,9 @@ func (d *deletion) blocked(force bool) error {
 func (d *deletion) userIDs() (ids []string) {
 	for _, s := range d.users {
 		ids = append(ids, string(s.ID))
+	}
+	for _, n := range d.snapshots {
+		ids = append(ids, string(n.ID))
 	}
 	return ids
 }

@@ -51,6 +51,11 @@ func (m *Master) Quicken() {
 		moveWithin:     time.Hour,
 		agentWait:      time.Minute,
 		agentRead:      time.Minute,
+		lifeQuiet:      500 * time.Millisecond,
+		pauseFirst:     50 * time.Millisecond,
+		pauseLast:      time.Second,
+		cloneKept:      time.Hour,
+		snapFailedKept: time.Hour,
 	}
 	m.pace.rules = 10 * time.Millisecond
 	if m.cfg.Master.CreateTimeout >= time.Minute { // a test that is patient with creates is so with their signs of life
@@ -218,3 +223,6 @@ func KeptDecision(d cubeapi.Decision) ([]byte, error) { return keptDecision(&d) 
 
 // LineOf is where an instance type waits.
 func (m *Master) LineOf(kind string) string { return m.lineOf(kind) }
+
+// CloneKept sets how long what clones are made of is kept.
+func (m *Master) CloneKept(d time.Duration) { m.pace.cloneKept = d }

@@ -48,7 +48,8 @@ type fakeHost struct {
 	calls     map[string]int // how often each call came
 	signals   chan int32     // to the program that sleeps; nil: none does
 	created   []*hostpb.CreateSandboxRequest
-	revision  int64          // counts what it admitted and let go, and its reports
+	revision  int64 // counts what it admitted and let go, and its reports
+	life      fakeLife
 	most      host.Resources // the most that it ever held at once
 	ensured   []*hostpb.EnsureArtifactRequest
 
@@ -73,7 +74,7 @@ func (r *rig) host(i int, room host.Resources) *fakeHost {
 	r.t.Helper()
 	h := &fakeHost{
 		t: r.t, id: hostID(i), room: room, tell: cubeapi.NewHostClient(r.front.URL, hostToken),
-		artifacts: map[string]bool{}, boxes: map[string]*hostpb.Sandbox{}, files: map[string][]byte{}, calls: map[string]int{},
+		artifacts: map[string]bool{}, boxes: map[string]*hostpb.Sandbox{}, files: map[string][]byte{}, calls: map[string]int{}, life: newFakeLife(),
 	}
 	h.listen("127.0.0.1:0")
 	r.t.Cleanup(func() { h.server.Stop() })
@@ -253,6 +254,10 @@ func resourcesOf(r *hostpb.Resources) host.Resources {
 
 func (h *fakeHost) used() (sum host.Resources) {
 	for _, b := range h.boxes {
+		if b.GetState() == boxPaused {
+			sum = sum.Add(diskOf(b))
+			continue
+		}
 		sum = sum.Add(resourcesOf(b.GetResources()))
 	}
 	return sum
@@ -392,10 +397,16 @@ func (h *fakeHost) admit(q *hostpb.CreateSandboxRequest) (*hostpb.Sandbox, *host
 	}
 	b := &hostpb.Sandbox{
 		SandboxId: q.GetSandboxId(), TemplateId: q.GetTemplateId(), ArtifactId: q.GetArtifactId(), State: hostpb.SandboxState_SANDBOX_STATE_RUNNING,
-		Ip: "10.0.0.2", Resources: q.GetResources(), StepUs: map[string]int64{"runtime": 1500},
+		Generation: q.GetGeneration(), NetworkRevision: q.GetNetworkRevision(), Driver: "runsc", Ip: "10.0.0.2", Resources: q.GetResources(), StepUs: map[string]int64{"runtime": 1500},
 	}
 	if h.boxes == nil {
 		h.boxes = map[string]*hostpb.Sandbox{}
+	}
+	if k := q.GetSnapshotId(); k != "" {
+		if h.life.snaps[k] == nil {
+			return nil, nil, fault.New(fault.SnapshotNotFound, "snapshot %s", k)
+		}
+		h.life.notes[q.GetSandboxId()] = h.life.noted[k]
 	}
 	h.boxes[q.GetSandboxId()] = b
 	h.revision++

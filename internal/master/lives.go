@@ -171,6 +171,9 @@ func (m *Master) callLife(ctx context.Context, client hostpb.HostServiceClient, 
 		a, err := client.RollbackSandbox(ctx, &hostpb.RollbackSandboxRequest{SandboxId: id, SnapshotId: string(s.Life.Wish.Snapshot), Generation: generation})
 		return a.GetSandbox(), a.GetTruth(), hostFault(ctx, err, s.HostID)
 	}
+	if _, _, err := m.fleet.now(ctx); err != nil {
+		return nil, nil, err
+	}
 	// What it takes is held for it, so that creates are not sent into its way.
 	m.fleet.choosing(func(_ *scheduler.View, now time.Time) {
 		m.fleet.ledger.Charge(scheduler.Charge{Sandbox: s.ID, Host: s.HostID, Template: s.TemplateID, Resources: s.Resources, At: now})

@@ -43,12 +43,18 @@ func (m *Master) mayGo(ctx context.Context, tx *store.Tx, f host.Facts, force bo
 	if err != nil {
 		return err
 	}
+	kept, err := sandboxdb.CountSnapshots(ctx, tx, f.ID)
+	if err != nil {
+		return err
+	}
 	if !silent { // what is in no book counts too
 		left = max(left, f.Sandboxes)
 	}
 	switch {
 	case left > 0:
 		return fault.New(fault.StateConflict, "host %s has %d sandboxes: drain it (`paddock host drain`), or use --force if it will not return and they are lost", f.ID, left)
+	case kept > 0:
+		return fault.New(fault.StateConflict, "host %s keeps %d snapshots: delete them (`paddock snapshot delete`), or use --force if it will not return and they are lost", f.ID, kept)
 	case !f.Cordoned:
 		return fault.New(fault.StateConflict, "host %s has 0 sandboxes but may get some: cordon it first (`paddock host cordon`)", f.ID)
 	}
@@ -75,6 +81,9 @@ func (m *Master) removeHost(ctx context.Context, id host.ID, force bool) error {
 			if err := m.lose(ctx, tx, s); err != nil {
 				return err
 			}
+		}
+		if err := loseSnapshots(ctx, tx, id); err != nil {
+			return err
 		}
 		if err := templatedb.ForgetHost(ctx, tx, id); err != nil {
 			return err
@@ -109,4 +118,19 @@ func (m *Master) lose(ctx context.Context, tx *store.Tx, s sandbox.Sandbox) (err
 		return err
 	}
 	return m.routeChanged(ctx, tx, s.ID)
+}
+
+// loseSnapshots ends the snapshots of a host that is gone for good.
+func loseSnapshots(ctx context.Context, tx *store.Tx, id host.ID) error {
+	list, err := sandboxdb.ListSnapshots(ctx, tx, sandboxdb.SnapshotFilter{HostID: id, States: shownSnapshots, Limit: listLimit})
+	for _, n := range list {
+		n.Error = "lost: its host was removed"
+		if n, err = dropSnapshotIn(ctx, tx, n, 0); err == nil {
+			_, err = sandboxdb.MoveSnapshot(ctx, tx, n, sandbox.OnSnapRemoved)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return err
 }

@@ -112,6 +112,11 @@ func sqlite(t *testing.T) string { return "sqlite:" + filepath.Join(t.TempDir(),
 func newRig(t *testing.T, dsn string, change ...func(*config.Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, dsn: dsn, front: newFace(t), said: &spoken{}}
+	t.Cleanup(func() {
+		if strings.Contains(r.said.String(), "handler panicked") {
+			t.Error("a handler panicked: see the log")
+		}
+	})
 	r.center = newFakeCenter(t, r.front.URL)
 	c := config.Default()
 	c.Auth = config.Auth{APIKey: apiKey, CallbackToken: callbackToken, HostToken: hostToken}

@@ -184,14 +184,14 @@ func (m *Master) sweepRoutes(ctx context.Context) error {
 	return nil
 }
 
-// checkRoutes writes the routes that are not there, or lead to another host.
+// checkRoutes writes the routes that are not there, or lead elsewhere.
 func (m *Master) checkRoutes(ctx context.Context, rows []sandboxdb.Placed, ips map[host.ID]string) error {
 	bounded, cancel := context.WithTimeout(ctx, routeTime)
 	defer cancel()
-	found := make([]*redis.StringCmd, len(rows))
+	found := make([]*redis.SliceCmd, len(rows))
 	_, err := m.routing.Pipelined(bounded, func(p redis.Pipeliner) error {
 		for i, s := range rows {
-			found[i] = p.HGet(bounded, routeKey+string(s.ID), "HostIP")
+			found[i] = p.HMGet(bounded, routeKey+string(s.ID), "HostIP", "SandboxIP")
 		}
 		return nil
 	})
@@ -200,7 +200,7 @@ func (m *Master) checkRoutes(ctx context.Context, rows []sandboxdb.Placed, ips m
 	}
 	var errs []error
 	for i, s := range rows {
-		if ip := ips[s.HostID]; ip != "" && found[i].Val() != ip {
+		if ip := ips[s.HostID]; ip != "" && !slices.Equal(found[i].Val(), []any{ip, s.IP}) {
 			errs = append(errs, m.route(ctx, store.Message{Key: string(s.ID)}))
 		}
 	}
