@@ -211,6 +211,7 @@ func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeap
 	})
 	if err == nil {
 		m.forget(id)
+		m.deliverSoon(topicSnapshot)
 	}
 	return err
 }
@@ -263,6 +264,7 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 	})
 	if err == nil {
 		m.forget(jobID)
+		m.deliverSoon(topicSnapshot)
 	}
 	return err
 }
