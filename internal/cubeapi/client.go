@@ -182,6 +182,16 @@ func (c *ReportClient) With(token string) *ReportClient {
 	return &d
 }
 
+// Root returns the root of a snapshot, as a tar archive. Its end before its time
+// is io.ErrUnexpectedEOF.
+func (c *ReportClient) Root(ctx context.Context, snapshotID string) (io.ReadCloser, error) {
+	answer, err := c.request(ctx, http.MethodGet, PathSnapshotRoot+"?snapshot_id="+url.QueryEscape(snapshotID), nil, "")
+	if err != nil {
+		return nil, err
+	}
+	return answer.Body, nil
+}
+
 // Job tells of one job.
 func (c *ReportClient) Job(ctx context.Context, jobID string, r JobReport) error {
 	return c.call(ctx, http.MethodPost, strings.Replace(PathJobStatus, "{job_id}", url.PathEscape(jobID), 1), r, nil)

@@ -2,6 +2,7 @@ package cubeapi_test
 
 import (
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -9,9 +10,17 @@ import (
 
 // docs/api.md names every path that there is, and none that there is not.
 func TestTheReferenceNamesEveryPath(t *testing.T) {
-	code, err := os.ReadFile("cubeapi.go")
+	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
+	}
+	var code []byte
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		code = append(code, text...)
 	}
 	doc, err := os.ReadFile("../../docs/api.md")
 	if err != nil {

@@ -27,7 +27,12 @@ const (
 	PathSandboxCommit   = "/cube/sandbox/commit"
 	PathSnapshots       = "/cube/snapshots"
 	PathSnapshot        = "/cube/snapshot" // GET ?snapshot_id=, DELETE
+	PathSnapshotRoot    = "/cube/snapshot/root"
 )
+
+// SnapshotRef begins the source_image_ref of a template that was made of a
+// snapshot; its id follows. No registry's reference begins so.
+const SnapshotRef = "snapshot://"
 
 // What becomes of a sandbox that nobody used for its timeout.
 const (

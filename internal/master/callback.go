@@ -204,10 +204,14 @@ func (m *Master) reportFailed(ctx context.Context, id template.JobID, rep cubeap
 		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobFailed); err != nil {
 			return err
 		}
+		if err := committedIn(ctx, tx, j); err != nil {
+			return err
+		}
 		return logReport(ctx, tx, id, rep, fmt.Sprintf("failed in phase %s: %s", j.Phase, j.Error))
 	})
 	if err == nil {
 		m.forget(id)
+		m.deliverSoon(topicSnapshot)
 	}
 	return err
 }
@@ -253,10 +257,14 @@ func (m *Master) reportBuilt(ctx context.Context, jobID template.JobID, rep cube
 		if _, err = templatedb.MoveJob(ctx, tx, j, template.OnJobBuilt); err != nil {
 			return err
 		}
+		if err := committedIn(ctx, tx, j); err != nil {
+			return err
+		}
 		return logReport(ctx, tx, jobID, rep, fmt.Sprintf("built: artifact %s, %d bytes, sha256 %s", rep.ArtifactID, rep.Ext4SizeBytes, rep.Ext4SHA256))
 	})
 	if err == nil {
 		m.forget(jobID)
+		m.deliverSoon(topicSnapshot)
 	}
 	return err
 }

@@ -55,6 +55,7 @@ func (m *Master) Quicken() {
 		pauseFirst:     50 * time.Millisecond,
 		pauseLast:      time.Second,
 		cloneKept:      time.Hour,
+		commitKept:     time.Hour,
 		snapFailedKept: time.Hour,
 	}
 	m.pace.rules = 10 * time.Millisecond

@@ -107,10 +107,10 @@ func (m *Master) sandboxPage(ctx context.Context, tx *store.Tx, f sandboxdb.Filt
 			return nil, "", nil, err
 		}
 		if f.TemplateID = d.ID; d.ID == "" {
-			if template.CheckID(name) != nil || !strings.HasPrefix(name, template.IDPrefix) {
+			f.TemplateID = template.ID(name)
+			if bad := template.CheckID(name) != nil || !strings.HasPrefix(name, template.IDPrefix); bad {
 				return page, "", nil, nil
 			}
-			f.TemplateID = template.ID(name)
 		}
 	}
 	hosts, err := sandboxdb.ListHosts(ctx, tx)

@@ -65,8 +65,8 @@ func (m *Master) ask(ctx context.Context, id sandbox.ID, on sandbox.Event, prepa
 		if s, err = sandboxdb.GetSandbox(ctx, tx, id); err != nil {
 			return err
 		}
-		if _, no := sandbox.Machine.Step(s.State, on, fsm.None{}); no != nil {
-			moved = true
+		_, no := sandbox.Machine.Step(s.State, on, fsm.None{})
+		if moved = no != nil; moved {
 			return nil
 		}
 		if err := prepare(tx, &s); err != nil {

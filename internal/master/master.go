@@ -123,6 +123,7 @@ type pace struct {
 	lifeQuiet      time.Duration // a sandbox in a passing state for so long that no message tells of is taken up again
 	pauseFirst     time.Duration // a pause that is due and failed is tried again after so long, then ever later
 	pauseLast      time.Duration // and at the latest after so long
+	commitKept     time.Duration // the snapshot that a template is made of, if its job does not end
 	cloneKept      time.Duration // the snapshot of a clone whose master ended is deleted after so long
 	snapFailedKept time.Duration // snapshots that never came to be
 }
@@ -165,6 +166,7 @@ func defaultPace(c config.Master) pace {
 		lifeQuiet:      c.LifeTimeout + 30*time.Second,
 		pauseFirst:     30 * time.Second,
 		pauseLast:      30 * time.Minute,
+		commitKept:     24 * time.Hour,
 		cloneKept:      time.Hour,
 		snapFailedKept: 24 * time.Hour,
 	}

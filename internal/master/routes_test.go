@@ -75,6 +75,8 @@ var contract = []string{
 	"POST /cube/sandbox/resume apiKey",
 	"POST /cube/sandbox/rollback apiKey",
 	"POST /cube/sandbox/snapshot apiKey",
+	"GET /cube/snapshot/root roleToken",
+	"POST /cube/sandbox/commit apiKey",
 	"POST /cube/sandbox/timeout apiKey",
 	"POST /cube/sandbox/update apiKey",
 	"GET /cube/route hostToken",

@@ -138,6 +138,9 @@ func checkImage(r *cubeapi.FromImageRequest) error {
 		// Not quoted: what stands before the @ may be a password.
 		return fault.New(fault.ImageRef, "source_image_ref carries a user name: send registry_username and registry_password")
 	}
+	if strings.HasPrefix(ref, cubeapi.SnapshotRef) {
+		return fault.New(fault.ImageRef, "source_image_ref %.100q: a template of a snapshot is made with %s", ref, cubeapi.PathSandboxCommit)
+	}
 	if len(ref) > maxRef || strings.HasPrefix(ref, "-") {
 		return fault.New(fault.ImageRef, "source_image_ref %.100q", ref)
 	}

@@ -2,6 +2,7 @@ package templatecenter
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -223,8 +224,13 @@ func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest,
 		return err
 	}
 	defer func() { err = errors.Join(err, done()) }()
+	local, remove, err := c.fromSnapshot(ctx, req.SourceImageRef)
+	defer func() { err = errors.Join(err, remove()) }()
+	if err != nil {
+		return err
+	}
 	im, err := rootfs.Resolve(ctx, rootfs.Request{
-		Reference: req.SourceImageRef, Auth: rootfs.Auth{Username: req.RegistryUsername, Password: req.RegistryPassword},
+		Reference: cmp.Or(local, req.SourceImageRef), Local: local != "", Auth: rootfs.Auth{Username: req.RegistryUsername, Password: req.RegistryPassword},
 		InsecureRegistries: c.cfg.TemplateCenter.InsecureRegistries, GuestPath: guest, WorkDir: c.cfg.TemplateCenter.WorkDir,
 		EgressCA: ca, Cache: c.cache, Limits: rootfs.LimitsOf(c.cfg.TemplateCenter.ImageLimits), Policy: rootfs.PolicyOf(c.cfg.TemplateCenter.ImagePolicy),
 		Progress: t.event, Free: c.free,
@@ -235,7 +241,7 @@ func (c *Center) run(ctx context.Context, j claim, req cubeapi.FromImageRequest,
 	if err != nil {
 		return err
 	}
-	t.say("image %s is %s", im.Reference, im.Digest)
+	t.say("image %s is %s", req.SourceImageRef, im.Digest)
 	defer func() {
 		if err := im.Close(); err != nil {
 			c.log.WarnContext(ctx, "image not closed", slog.String("error", err.Error()))

@@ -90,9 +90,24 @@ type master struct {
 	traces  map[string]string
 	refuse  func(jobID string, r cubeapi.JobReport) int // an HTTP status, or 0
 	calls   int
+	root    http.HandlerFunc // of snapshots
+}
+
+// setRoot has the master give out snapshots.
+func (m *master) setRoot(root http.HandlerFunc) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.root = root
 }
 
 func (m *master) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == cubeapi.PathSnapshotRoot {
+		m.mu.Lock()
+		root := m.root
+		m.mu.Unlock()
+		root(w, r)
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	var rep cubeapi.JobReport
 	if err == nil {
@@ -183,6 +198,9 @@ func register(ctx context.Context, tx *store.Tx, r cubeapi.JobReport) error {
 		return err
 	}
 	a.SHA256, a.SizeBytes, a.Backend, a.Location = r.Ext4SHA256, r.Ext4SizeBytes, r.StorageBackend, r.ObjectKey
+	if c := r.ImageConfig; c != nil {
+		a.ImageConfig = template.ImageConfig{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Env: c.Env, WorkingDir: c.WorkingDir, User: c.User}
+	}
 	_, err = templatedb.MoveArtifact(ctx, tx, a, template.OnArtifactStored)
 	return err
 }
