@@ -144,6 +144,6 @@ func (b box) newLife(t *testing.T) {
 		t.Errorf("its name: %s", got)
 	}
 	b.run(t, "/bin/wget", "-q", "-O", "/dev/null", "http://clone-2:49983/health") // its name leads to itself
-	b.run(t, "/bin/pidof", "cat") // it went on
+	b.run(t, "/bin/pidof", "cat")                                                 // it went on
 	t.Logf("the kernel's name of it: %s", b.run(t, "/bin/hostname"))
 }
