@@ -108,11 +108,13 @@ func (c *Cubelet) takeSnapshot(ctx context.Context, s *instance, k *snapshot) {
 	defer cancel()
 	unhook := context.AfterFunc(c.base, cancel)
 	defer unhook()
-	err := c.keepSnapshot(ctx, s, k)
+	made := *k // what others look at changes under the lock alone
+	err := c.keepSnapshot(ctx, s, &made)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	defer close(k.made)
 	if err == nil {
+		k.kept = made.kept
 		c.countLocked()
 		c.tellSoon()
 		return
