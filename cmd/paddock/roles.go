@@ -29,6 +29,7 @@ import (
 	"github.com/paddock-dev/paddock/internal/platform/serve"
 	"github.com/paddock-dev/paddock/internal/platform/telemetry"
 	"github.com/paddock-dev/paddock/internal/progress"
+	"github.com/paddock-dev/paddock/internal/proxy"
 	"github.com/paddock-dev/paddock/internal/store"
 	"github.com/paddock-dev/paddock/internal/templatecenter"
 )
@@ -48,6 +49,7 @@ func (a *app) roleCommands() []*cobra.Command {
 		"master":         "Run the control plane of templates and sandboxes",
 		"templatecenter": "Run the build service",
 		"cubelet":        "Run the sandboxes of this host",
+		"proxy":          "Bring requests to the ports of this machine's sandboxes",
 	} {
 		list = append(list, &cobra.Command{Use: role, Short: short, Args: args(0, 0), RunE: func(c *cobra.Command, _ []string) error {
 			return a.runRoles(c.Context(), role, []string{role})
@@ -134,7 +136,7 @@ func bounded(stop func(context.Context) error) error {
 // open binds every address first, so that a port in use is told before
 // anything is made, and then builds the roles.
 func (p *process) open(ctx context.Context, roles []string) error {
-	addresses := map[string]string{"master": p.cfg.Master.Listen, "templatecenter": p.cfg.TemplateCenter.Listen, "cubelet": p.cfg.Cubelet.Listen}
+	addresses := map[string]string{"master": p.cfg.Master.Listen, "templatecenter": p.cfg.TemplateCenter.Listen, "cubelet": p.cfg.Cubelet.Listen, "proxy": p.cfg.Proxy.Listen}
 	listeners := map[string]net.Listener{}
 	for _, role := range roles {
 		l, err := serve.Listen(ctx, role+".listen", addresses[role])
@@ -161,6 +163,8 @@ func (p *process) open(ctx context.Context, roles []string) error {
 			err = p.openCenter(ctx, listeners[role])
 		case "cubelet":
 			err = p.openCubelet(ctx, listeners[role])
+		case "proxy":
+			p.openProxy(listeners[role])
 		}
 		if err != nil {
 			return err
@@ -252,6 +256,12 @@ func (p *process) openCubelet(ctx context.Context, l net.Listener) error {
 	hostpb.RegisterHostServiceServer(s, cubelet.NewServer(c))
 	p.parts = append(p.parts, serve.Named{Name: "cubelet", Service: c, StopTime: cubelet.StopTime}, serve.Named{Name: "cubelet.grpc", Service: serve.GRPCOn(l, s)})
 	return nil
+}
+
+func (p *process) openProxy(l net.Listener) {
+	log := p.log.With("role", "proxy")
+	x := proxy.New(proxy.Deps{Config: p.cfg, Log: log, Metrics: p.metrics, Source: cubeapi.NewHostClient(p.cfg.Master.Addr, p.cfg.Auth.HostToken.Reveal())})
+	p.parts = append(p.parts, serve.Named{Name: "proxy", Service: x}, serve.Named{Name: "proxy.http", Service: serve.HTTPOn(l, log, x).WithHTTP2()})
 }
 
 // openWatch serves health and metrics of a cubelet that has no other HTTP face

@@ -108,6 +108,8 @@ var (
 	SnapshotFailed   = code("snapshot_failed", Unavailable, 0, "the host could not keep the sandbox's state; the sandbox goes on", "look at the cause, then try again")
 	DriverMissing    = code("driver_missing", Conflict, 0, "the host does not offer the runtime that the sandbox asks for", "ask for another with `--driver`, or list it in cubelet.drivers of a host")
 	MountDenied      = code("mount_denied", Forbidden, 0, "the sandbox asks for a directory of the host that its operator does not offer", "leave it out, or have the operator list it in cubelet.host_mounts")
+	PortClosed       = code("port_not_open", Unavailable, 0, "the sandbox runs, and nothing listens on that port, or it is not exposed", "let the program listen on all addresses, and expose the port at the create or by an update")
+	ProxyBusy        = code("too_many_requests", Exhausted, 0, "the proxy has as many open requests as it may, of this sandbox or of all", "try again when some have ended, or raise proxy.max_per_sandbox or proxy.max_requests")
 	RuntimeFailed    = code("runtime_failed", Internal, 130508, "the runtime could not do it", "the message has the runtime's own words; the cubelet's log has the rest")
 	GuestUnreachable = code("guest_unreachable", Unavailable, 130539, "the agent inside the sandbox did not answer in time", "look at the log of its cubelet; the image may be broken, or the host overloaded")
 	ProbeFailed      = code("probe_failed", Conflict, 0, "the sandbox's own program did not pass the readiness probe of its template in time", "the message has the probe, its last answer and the program's last output; let the program listen on that port on all addresses, not on 127.0.0.1 only, or correct the probe")

@@ -53,6 +53,7 @@ func (c *Config) check() []error {
 	c.checkMaster(k)
 	c.checkCenter(k)
 	c.checkCubelet(k)
+	c.checkProxy(k)
 	return k.faults
 }
 
@@ -154,6 +155,18 @@ func (t *TemplateCenter) checkImages(k *checker) {
 	for _, f := range []struct{ key, value string }{{"devices", p.Devices}, {"fifos", p.FIFOs}, {"setuid", p.Setuid}, {"capabilities", p.Capabilities}} {
 		k.oneOf(policy+f.key, f.value, "allow", "strip", "refuse")
 	}
+}
+
+// domainForm is a domain of lower-case labels.
+var domainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+
+func (c *Config) checkProxy(k *checker) {
+	p := c.Proxy
+	k.address("proxy.listen", p.Listen)
+	k.require(domainForm.MatchString(p.Domain) && len(p.Domain) <= 190, "proxy.domain", p.Domain, "must be a domain in lower case, such as sandbox.example.com")
+	k.positive("proxy.wake_timeout", p.WakeTimeout)
+	k.between("proxy.max_requests", p.MaxRequests, 1, 1_000_000)
+	k.between("proxy.max_per_sandbox", p.MaxPerSandbox, 1, 1_000_000)
 }
 
 func (c *Config) checkCubelet(k *checker) {

@@ -21,6 +21,7 @@ type Config struct {
 	Master         Master         `yaml:"master"`
 	TemplateCenter TemplateCenter `yaml:"templatecenter"`
 	Cubelet        Cubelet        `yaml:"cubelet"`
+	Proxy          Proxy          `yaml:"proxy"`
 }
 
 // Log says how the program talks.
@@ -153,6 +154,15 @@ type Warm struct {
 	MinPerTemplate int `yaml:"min_per_template" env:"PADDOCK_WARM_MIN_PER_TEMPLATE" doc:"how many wait at least, from the first create of a template on until there was none for an hour"`
 	MaxTotal       int `yaml:"max_total" env:"PADDOCK_WARM_MAX_TOTAL" doc:"sandboxes of all templates that wait"`
 	MemoryMiB      int `yaml:"memory_mib" env:"PADDOCK_WARM_MEMORY_MIB" doc:"memory that all that wait may have; it is given up when creates need it"`
+}
+
+// Proxy brings requests to the ports of this machine's sandboxes.
+type Proxy struct {
+	Listen        string        `yaml:"listen" env:"PADDOCK_PROXY_LISTEN" doc:"address of the proxy"`
+	Domain        string        `yaml:"domain" env:"PADDOCK_PROXY_DOMAIN" doc:"sandboxes are PORT-SANDBOX.domain; names below localhost need no DNS in browsers"`
+	WakeTimeout   time.Duration `yaml:"wake_timeout" env:"PADDOCK_PROXY_WAKE_TIMEOUT" doc:"how long a request waits for a paused sandbox that it woke"`
+	MaxRequests   int           `yaml:"max_requests" env:"PADDOCK_PROXY_MAX_REQUESTS" doc:"open requests at once"`
+	MaxPerSandbox int           `yaml:"max_per_sandbox" env:"PADDOCK_PROXY_MAX_PER_SANDBOX" doc:"open requests of one sandbox at once"`
 }
 
 // Cubelet is the agent of one host.

@@ -66,6 +66,13 @@ func Default() Config {
 			RunningStaleAfter: 2 * time.Minute,
 			ReconcileInterval: 30 * time.Second,
 		},
+		Proxy: Proxy{
+			Listen:        "127.0.0.1:3002",
+			Domain:        "localhost",
+			WakeTimeout:   time.Minute,
+			MaxRequests:   20_000,
+			MaxPerSandbox: 1000,
+		},
 		Cubelet: Cubelet{
 			Listen:            "127.0.0.1:9999",
 			MetricsListen:     "127.0.0.1:9998",

@@ -63,6 +63,14 @@ func HTTPOn(l net.Listener, log *slog.Logger, h http.Handler) *HTTPServer {
 	}}
 }
 
+// WithHTTP2 has the server speak HTTP/2 too, without TLS, to who begins with it.
+func (s *HTTPServer) WithHTTP2() *HTTPServer {
+	s.server.Protocols = new(http.Protocols)
+	s.server.Protocols.SetHTTP1(true)
+	s.server.Protocols.SetUnencryptedHTTP2(true)
+	return s
+}
+
 // Addr returns where the server listens.
 func (s *HTTPServer) Addr() string { return s.listener.Addr().String() }
 
