@@ -82,8 +82,13 @@ func (b *books) RouteEvents(ctx context.Context, feed string, _ int64, _ time.Du
 func (b *books) Wake(_ context.Context, id string) (cubeapi.Route, error) {
 	b.mu.Lock()
 	r := b.routes[id]
+	if r.Status == "RUNNING" { // already
+		b.mu.Unlock()
+		return r, nil
+	}
 	b.woken++
 	r.Status, r.Generation, r.SandboxIP = "RUNNING", r.Generation+1, "127.0.0.1"
+	b.routes[id] = r
 	b.mu.Unlock()
 	b.set(r)
 	return r, nil
@@ -250,7 +255,11 @@ func TestRefusalsAreToldApart(t *testing.T) {
 	looks("not exposed", http.StatusForbidden, "port_not_open")
 	state(func(r *cubeapi.Route) { r.HostIP = "198.51.100.7" })
 	looks("elsewhere", http.StatusServiceUnavailable, "host_unreachable")
-	state(func(r *cubeapi.Route) {})
+	state(func(*cubeapi.Route) {})
+	eventually(t, "it runs here again", func() bool {
+		a, _ := w.do(w.request(t.Context(), "GET", "/", nil))
+		return a.StatusCode == http.StatusNotFound && a.Header.Get("X-Paddock-Code") == ""
+	})
 	closed := w.request(t.Context(), "GET", "/", nil)
 	closed.Host = "1-" + box + ".localhost"
 	if a, _ := w.do(closed); a.StatusCode != http.StatusBadGateway || a.Header.Get("X-Paddock-Code") != "port_not_open" {
@@ -301,7 +310,13 @@ func TestRoutesAreRemembered(t *testing.T) {
 func TestTrafficWakes(t *testing.T) {
 	w := newWorld(t, http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(rw, "awake") }))
 	r := w.route()
-	r.Status, r.AutoResume, r.SandboxIP = "PAUSED", true, ""
+	r.Status, r.SandboxIP = "PAUSED", ""
+	w.books.set(r)
+	eventually(t, "it is paused for the proxy too", func() bool {
+		a, _ := w.do(w.request(t.Context(), "GET", "/", nil))
+		return a.StatusCode == http.StatusServiceUnavailable
+	})
+	r.AutoResume = true
 	w.books.set(r)
 	var all sync.WaitGroup
 	for range 8 {
@@ -315,7 +330,7 @@ func TestTrafficWakes(t *testing.T) {
 	all.Wait()
 	w.books.mu.Lock()
 	defer w.books.mu.Unlock()
-	if w.books.woken > 1 || w.books.routes[box].Status != "RUNNING" && w.books.woken != 0 {
+	if w.books.woken != 1 || w.books.routes[box].Generation != 2 {
 		t.Errorf("woken %d times: %+v", w.books.woken, w.books.routes[box])
 	}
 }
