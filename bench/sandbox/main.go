@@ -1,6 +1,7 @@
 // Command sandbox measures what Paddock adds to its runtime: a create and an
 // exec against the runtime's own start and exec of the same bundle, in the
-// same run. It must never measure ours and the peer's at different times.
+// same run; and what becomes of sandboxes: creates that find one waiting, pauses,
+// resumes and snapshots. It must never measure ours and the peer's at different times.
 package main
 
 import (
@@ -27,6 +28,11 @@ func main() {
 	defer stop()
 	figures, err := measure(ctx, *bin, *n)
 	if err == nil {
+		var more []bench.Figure
+		more, err = measureLives(ctx, *bin, *n)
+		figures = append(figures, more...)
+	}
+	if err == nil {
 		err = bench.Print(os.Stdout, *asJSON, figures...)
 	}
 	if err != nil {
@@ -46,7 +52,7 @@ func measure(ctx context.Context, bin string, n int) (_ []bench.Figure, err erro
 	if err != nil {
 		return nil, err
 	}
-	r, err := newRig(ctx, bin)
+	r, err := newRig(ctx, bin, false)
 	if err != nil {
 		return nil, err
 	}

@@ -42,14 +42,15 @@ type rig struct {
 	images   *httptest.Server
 	peers    int
 	peer     *peer // the one that runs
+	warm     bool  // sandboxes wait for creates
 }
 
-func newRig(ctx context.Context, bin string) (_ *rig, err error) {
+func newRig(ctx context.Context, bin string, warm bool) (_ *rig, err error) {
 	dir, err := os.MkdirTemp("", "paddock-bench-")
 	if err != nil {
 		return nil, err
 	}
-	r := &rig{bin: bin, dir: dir}
+	r := &rig{bin: bin, dir: dir, warm: warm}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.close())
@@ -139,6 +140,9 @@ func (r *rig) start(ctx context.Context) error {
 	}
 	r.up = exec.Command(filepath.Join(r.bin, "paddock"), "up") //nolint:noctx // it is stopped by close, with a signal
 	r.up.Env = append(os.Environ(), "PADDOCK_DATA_DIR="+data, "PADDOCK_MASTER_LISTEN="+free[0], "CUBE_TEMPLATE_CENTER_LISTEN="+free[1], "PADDOCK_CUBELET_LISTEN="+free[2])
+	if !r.warm {
+		r.up.Env = append(r.up.Env, "PADDOCK_WARM_MAX_PER_TEMPLATE=0")
+	}
 	r.up.Stdout, r.up.Stderr = log, log
 	r.up.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for this program, which stops it in order
 	err = r.up.Start()
